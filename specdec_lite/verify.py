@@ -1,0 +1,66 @@
+"""Speculative sampling: which draft tokens are kept, and which token comes after them.
+
+A draft token drawn from q is accepted with probability ``min(1, p/q)``. At the first rejection a recovered token is
+drawn from the residual ``normalise(max(0, p - q))``; if there is none, a bonus token is drawn from p. The output then
+has exactly the law p, whatever q was. Leviathan et al. (2023), Algorithm 1; Chen et al. (2023), Theorem 1.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .distributions import one_hot, residual
+from .randomness import Randomness
+
+
+@dataclass(frozen=True)
+class Verification:
+    """accepted: how many draft tokens survive, 0..K. next_token: the token after them. drafted: K.
+
+    ``accepted`` and ``next_token`` are 0-d tensors while they live on the device, ints under ``enumerate_outcomes``.
+    """
+
+    accepted: int | Int[Tensor, ""]
+    next_token: int | Int[Tensor, ""]
+    drafted: int
+
+    @property
+    def origin(self) -> str:
+        """Where ``next_token`` came from: "bonus" when every draft token was accepted, else "recovered"."""
+        return "bonus" if int(self.accepted) == self.drafted else "recovered"
+
+
+def verify(
+    draft_tokens: Int[Tensor, " K"],
+    draft_probs: Float[Tensor, "K vocab"] | None,
+    target_probs: Float[Tensor, "K+1 vocab"],
+    randomness: Randomness,
+) -> Verification:
+    """Keep the longest surviving prefix of the draft and draw the token that follows it.
+
+    draft_tokens: what was drafted; draft_probs: row i is the q that token i was really drawn from (``None``: the drafter
+    did not draw but chose, so each row is one-hot); target_probs: row i is p given the first i draft tokens.
+    K = 0 is plain decoding. Greedy decoding is the case of one-hot p and q. NumPy arrays of ``Fraction`` work too.
+    """
+    K = len(draft_tokens)
+    if draft_probs is None:
+        draft_probs = one_hot(draft_tokens, like=target_probs[:K])
+    each = torch.arange(K, device=draft_tokens.device)
+    accepted = randomness.first_failure(target_probs[each, draft_tokens] / draft_probs[each, draft_tokens])
+    proposed = target_probs * 0  # q for every row; nothing was proposed after the last draft token, so that row stays 0
+    proposed[:K] = draft_probs
+    next_token = randomness.categorical(residual(row(target_probs, accepted), row(proposed, accepted)))
+    return Verification(accepted, next_token, drafted=K)
+
+
+Verify = Callable[
+    [Int[Tensor, " K"], Float[Tensor, "K vocab"] | None, Float[Tensor, "K+1 vocab"], Randomness], Verification
+]
+
+
+def row(table: Float[Tensor, "rows vocab"], index: int | Int[Tensor, ""]) -> Float[Tensor, " vocab"]:
+    """``table[index]``; an index that is still on the device is not fetched to the host, as ``[]`` would do."""
+    return table[index] if isinstance(index, int) else table.index_select(0, index.view(1))[0]
