@@ -79,3 +79,21 @@ def gpt2_state(weights: dict[str, Tensor]) -> dict[str, Tensor]:
             matrix = kind == "weight" and not inner.startswith("ln_")
             state[f"blocks.{layer}.{LAYER_NAMES[inner]}.{kind}"] = tensor.T if matrix else tensor
     return state  # what is left out: causal-mask buffers of old checkpoints, and the output head, which is wte again
+
+
+def hugging_face_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The way back: ``gpt2.GPT2``'s weights under Hugging Face's names and in its layout."""
+    inner_names = {ours: theirs for theirs, ours in LAYER_NAMES.items()}
+    outer_names = {ours: theirs for theirs, ours in OUTER_NAMES.items()}
+    weights = {}
+    for name, tensor in state.items():
+        module, _, kind = name.rpartition(".")
+        if module in outer_names:
+            weights[f"transformer.{outer_names[module]}.{kind}"] = tensor
+        else:
+            _, layer, inner = module.split(".")
+            matrix = kind == "weight" and not inner.startswith("norm")
+            theirs = f"transformer.h.{layer}.{inner_names[inner]}.{kind}"
+            weights[theirs] = tensor.T.contiguous() if matrix else tensor
+    weights["lm_head.weight"] = weights["transformer.wte.weight"]
+    return weights

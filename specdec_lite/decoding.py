@@ -11,7 +11,7 @@ from .distributions import Sampling
 from .drafters import Draft, Drafter
 from .drafters.model import ModelDrafter
 from .models import LanguageModel
-from .pairs import Pair  # noqa
+from .pairs import Pair
 from .randomness import Randomness, TorchRandomness
 from .record import Result, Round
 from .text import TextStream, encode_prompt, stop_condition

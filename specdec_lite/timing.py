@@ -1,8 +1,12 @@
-"""A stopwatch that reads the clock of the device where the work is done."""
+"""Honest time: the device's own clock, warm-up, interleaved repeats."""
 
 import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
 
 import torch
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Stopwatch:
@@ -30,3 +34,24 @@ class Stopwatch:
             self.marks[-1].synchronize()
             return [start.elapsed_time(end) / 1000 for start, end in pairs]
         return [end - start for start, end in pairs]
+
+
+def interleaved(
+    works: Mapping[Key, Callable[[], object]], *, device: torch.device, repeats: int = 30, warmup: int = 3
+) -> dict[Key, list[float]]:
+    """Seconds that each piece of work takes, ``repeats`` times, taken in turn.
+
+    Taken in turn, because the speed of a machine drifts: what slows one piece then slows the others as well, and the
+    ratios of medians hold. The first ``warmup`` turns are not counted.
+    """
+    seconds: dict[Key, list[float]] = {key: [] for key in works}
+    for turn in range(warmup + repeats):
+        for key, work in works.items():
+            watch = Stopwatch(device)
+            watch.mark()
+            work()
+            watch.mark()
+            elapsed = watch.seconds()[0]
+            if turn >= warmup:
+                seconds[key].append(elapsed)
+    return seconds

@@ -1,0 +1,189 @@
+"""Our GPT-2 gives the logits of transformers' GPT-2, however the tokens are fed."""
+
+import pytest
+import torch
+from transformers import GPT2Config as HuggingFaceConfig
+from transformers import GPT2LMHeadModel
+
+from specdec_lite.checkpoints import ModelNotAvailable, hugging_face_state
+from specdec_lite.gpt2 import GPT2, SIZES, GPT2Config
+
+VOCAB, POSITIONS = 97, 48
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small checkpoint in Hugging Face's format, with weights large enough for attention to matter."""
+    torch.manual_seed(0)
+    config = HuggingFaceConfig(
+        vocab_size=VOCAB, n_positions=POSITIONS, n_embd=64, n_layer=3, n_head=4, initializer_range=0.3,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("gpt2")
+    GPT2LMHeadModel(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def reference(folder):
+    return GPT2LMHeadModel.from_pretrained(folder).eval()
+
+
+@pytest.fixture
+def model(folder):
+    return GPT2.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return torch.randint(VOCAB, (2, POSITIONS), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def expected(reference, tokens):
+    with torch.no_grad():
+        return reference(tokens).logits
+
+
+def close(ours, theirs):
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).abs().max() < 1e-4
+
+
+def test_prefill_gives_transformers_logits_at_every_position_up_to_the_last(model, tokens, expected):
+    close(model(tokens, model.new_cache(POSITIONS, rows=2)), expected)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 7])
+def test_decoding_in_chunks_gives_the_same_logits(model, tokens, expected, chunk):
+    cache = model.new_cache(POSITIONS, rows=2)
+    logits = torch.cat([model(part, cache) for part in tokens.split(chunk, dim=1)], dim=1)
+    close(logits, expected)
+    assert cache.length == POSITIONS
+
+
+def test_what_was_rolled_back_leaves_no_trace(model, tokens, expected):
+    cache = model.new_cache(POSITIONS, rows=2)
+    model(tokens[:, :10], cache)
+    for length, n in ((10, 6), (4, 3), (12, 1), (0, 9)):
+        cache.rollback(min(length, cache.length))
+        start = cache.length
+        model((tokens[:, start : start + n] + 1) % VOCAB, cache)  # other tokens, to be forgotten
+        cache.rollback(start)
+        close(model(tokens[:, start : start + n], cache), expected[:, start : start + n])
+
+
+def test_rollback_moves_a_number_and_copies_nothing(model, tokens):
+    cache = model.new_cache(POSITIONS, rows=2)
+    model(tokens, cache)
+    before = [keys.clone() for keys in cache.keys]
+    addresses = [keys.data_ptr() for keys in cache.keys]
+    cache.rollback(3)
+    assert cache.length == 3
+    assert [keys.data_ptr() for keys in cache.keys] == addresses
+    assert all(torch.equal(a, b) for a, b in zip(before, cache.keys, strict=True))
+
+
+def test_rows_may_have_different_lengths(model, tokens, expected):
+    cache = model.new_cache(POSITIONS, rows=2)
+    model(tokens[:, :20], cache)
+    cache.rollback([5, 12])
+    logits = model(torch.stack([tokens[0, 5:9], tokens[1, 12:16]]), cache)
+    close(logits[0], expected[0, 5:9])
+    close(logits[1], expected[1, 12:16])
+    assert cache.lengths == [9, 16]
+    with pytest.raises(ValueError, match="different lengths"):
+        cache.length  # noqa: B018
+
+
+def test_positions_and_mask_can_be_given_so_that_siblings_share_a_position(model, tokens, expected):
+    """Two candidates for position 6, scored in one pass: each sees the prefix and itself only."""
+    cache = model.new_cache(POSITIONS, rows=2)
+    model(tokens[:, :6], cache)
+    candidates = torch.stack([tokens[:, 6], (tokens[:, 6] + 1) % VOCAB], dim=1)
+    mask = torch.ones(2, 1, 2, 8, dtype=torch.bool)
+    mask[..., 0, 7] = mask[..., 1, 6] = False
+    logits = model(candidates, cache, positions=torch.tensor([[6, 6]]), mask=mask)
+    close(logits[:, 0], expected[:, 6])
+    cache.rollback(6)
+    close(logits[:, 1:], model(candidates[:, 1:], cache))
+
+
+def test_last_gives_the_last_positions_only(model, tokens, expected):
+    close(model(tokens, model.new_cache(POSITIONS, rows=2), last=3), expected[:, -3:])
+
+
+def test_logits_come_from_the_hidden_states(model, tokens, expected):
+    hidden = model.hidden(tokens, model.new_cache(POSITIONS, rows=2))
+    assert hidden.shape == (2, POSITIONS, 64)
+    close(model.logits(hidden), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_runs_in_half_precision(folder, tokens, expected, dtype):
+    model = GPT2.from_pretrained(folder, dtype=dtype)
+    logits = model(tokens, model.new_cache(POSITIONS, rows=2))
+    assert logits.dtype == dtype
+    assert (logits.float() - expected).abs().mean() < 0.02 * expected.abs().mean() + 0.05
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torch_compile_gives_the_same_logits(model, tokens, expected):
+    """The part with the arithmetic compiles whole; the cache's bookkeeping stays outside."""
+    compiled = torch.compile(model, backend="eager", dynamic=True)
+    cache = model.new_cache(POSITIONS, rows=2)
+    logits = torch.cat([compiled(part, cache) for part in tokens[:, :12].split(4, dim=1)], dim=1)
+    close(logits, expected[:, :12])
+    cache.rollback(5)
+    close(compiled(tokens[:, 5:9], cache), expected[:, 5:9])
+
+
+def test_the_weights_go_back_to_hugging_faces_names_and_layout(model, reference):
+    theirs = reference.state_dict()
+    ours = hugging_face_state(model.state_dict())
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
+
+
+def test_parameter_counts_are_the_published_ones():
+    millions = {name: round(config.parameters / 1e6) for name, config in SIZES.items()}
+    assert millions == {"distilgpt2": 82, "gpt2": 124, "gpt2-medium": 355, "gpt2-large": 774, "gpt2-xl": 1558}
+    small = GPT2.random(GPT2Config(50, 16, 32, 2, 2))
+    assert sum(p.numel() for p in small.parameters()) == small.config.parameters
+
+
+def test_random_weights_repeat_and_leave_the_global_generator_alone():
+    before = torch.get_rng_state()
+    first, second, other = (GPT2.random(GPT2Config(50, 16, 32, 2, 2), seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first.token_embedding.weight, second.token_embedding.weight)
+    assert not torch.equal(first.token_embedding.weight, other.token_embedding.weight)
+
+
+def test_more_tokens_than_the_cache_holds_are_refused_before_any_work(model, tokens):
+    cache = model.new_cache(8, rows=2)
+    with pytest.raises(ValueError, match="8 slots"):
+        model(tokens[:, :9], cache)
+    assert cache.length == 0
+
+
+@pytest.mark.parametrize("length", [-1, 5])
+def test_a_rollback_to_where_the_cache_never_was_is_refused(model, tokens, length):
+    cache = model.new_cache(8, rows=2)
+    model(tokens[:, :4], cache)
+    with pytest.raises(ValueError, match="cannot roll back"):
+        cache.rollback(length)
+
+
+def test_pickled_weights_are_not_read(folder, tmp_path):
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"anything")
+    with pytest.raises(ModelNotAvailable, match="safetensors"):
+        GPT2.from_pretrained(tmp_path)
+
+
+def test_another_architecture_is_refused_by_name(folder, tmp_path):
+    text = (folder / "config.json").read_text(encoding="utf-8")
+    (tmp_path / "config.json").write_text(text.replace('"gpt2"', '"llama"'), encoding="utf-8")
+    with pytest.raises(ValueError, match="model_type"):
+        GPT2.from_pretrained(tmp_path)
