@@ -1,7 +1,8 @@
 """Does it pay, and with which K? Speculative decoding measured against plain decoding, beside its prediction.
 
 Everything is measured in one process, taken in turn: the costs of single passes (for the prediction), plain decoding,
-speculative decoding for each K and, if wanted, Hugging Face's ``generate``. A speedup is a ratio of two times of one run.
+speculative decoding for each K and, if wanted, Hugging Face's ``generate``. A speedup is a ratio of two times of one
+run.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -100,7 +101,9 @@ def measure_costs(pair: Pair, longest: int, *, context: int = 64, repeats: int =
     """t(1), v(1..longest) and c from single passes, medians of interleaved repeats."""
     works: dict[Any, Callable[[], None]] = dict(passes(pair.target, range(1, longest + 1), context=context))
     works["draft"] = passes(pair.draft, [1], context=context)[1]
-    seconds = {key: median(times) for key, times in interleaved(works, device=pair.target.device, repeats=repeats).items()}
+    seconds = {
+        key: median(times) for key, times in interleaved(works, device=pair.target.device, repeats=repeats).items()
+    }
     t1 = seconds[1]
     return Costs(t1, {n: seconds[n] / t1 for n in range(1, longest + 1)}, seconds["draft"] / t1)
 
@@ -112,6 +115,11 @@ class Run:
     seconds: float
     tokens: int
     result: Result | None  # None: another engine's run, seen from outside and prefill included
+
+    @property
+    def wall_per_token(self) -> float:
+        """Seconds per token, prefill included."""
+        return self.result.seconds / len(self.result.tokens) if self.result else self.seconds / self.tokens
 
     @classmethod
     def of(cls, result: Result) -> "Run":
@@ -141,16 +149,9 @@ def bench(
     if not (Ks and min(Ks) >= 1 and repeats >= 1 and prompts and max_new_tokens >= 2):
         raise ValueError("bench needs at least one K >= 1, one prompt, one repeat and two new tokens")
     ids = [encode_prompt(pair.tokenizer, prompt, pair.target.vocab_size) for prompt in prompts]
-    common: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling, "eos_token_id": []}
-    works: dict[Any, Callable[[list[int], int], Run]] = {
-        K: lambda prompt, seed, K=K: Run.of(speculative(pair, prompt, K=K, seed=seed, **common)) for K in (0, *Ks)
-    }
-    if hugging_face:
-        for K in (0, *Ks):
-            works["hf", K] = timed_engine(HuggingFace(pair, K), pair.target.device, max_new_tokens, sampling)
-
-    for key, work in works.items():  # warm-up
-        progress(f"warming up {key}")
+    works = runners(pair, Ks, max_new_tokens, sampling, hugging_face)
+    for key, work in works.items():
+        progress(f"warming up: {key}")
         work(ids[0], seed)
     costs = measure_costs(pair, max(Ks) + 1, context=min(64, pair.target.context - max(Ks) - 1))
     runs: dict[Any, list[list[Run]]] = {key: [[] for _ in ids] for key in works}
@@ -159,21 +160,43 @@ def bench(
             progress(f"repeat {repeat + 1} of {repeats}, prompt {i + 1} of {len(ids)}")
             for key, work in works.items():
                 runs[key][i].append(work(prompt, seed + repeat))
+    return make_report(pair, Ks, runs, costs, max_new_tokens, sampling)
+
+
+def runners(
+    pair: Pair, Ks: Sequence[int], max_new_tokens: int, sampling: Sampling, hugging_face: bool
+) -> dict[Any, Callable[[list[int], int], Run]]:
+    """What is run in turn: plain decoding under 0, speculative under K, Hugging Face's under ("hf", 0 or K)."""
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling, "eos_token_id": []}
+
+    def own(K: int) -> Callable[[list[int], int], Run]:
+        return lambda prompt, seed: Run.of(speculative(pair, prompt, K=K, seed=seed, **options))
+
+    works: dict[Any, Callable[[list[int], int], Run]] = {K: own(K) for K in (0, *Ks)}
+    if hugging_face:
+        for K in (0, *Ks):
+            works["hf", K] = timed_engine(HuggingFace(pair, K), pair.target.device, max_new_tokens, sampling)
+    return works
+
+
+def make_report(
+    pair: Pair, Ks: Sequence[int], runs: dict[Any, list[list[Run]]], costs: Costs, new_tokens: int, sampling: Sampling
+) -> Report:
     rows = [make_row(K, runs, costs) for K in Ks]
     best = max(rows, key=lambda row: row.speedup)
     return Report(
         pair=pair.name,
         temperature=sampling.temperature,
-        prompts=len(ids),
-        repeats=repeats,
-        new_tokens=max_new_tokens,
+        prompts=len(runs[0]),
+        repeats=len(runs[0][0]),
+        new_tokens=new_tokens,
         threads=torch.get_num_threads(),
         device=str(pair.target.device),
         c=costs.c,
         v=costs.v,
         t1_milliseconds=costs.t1 * 1000,
-        plain_tokens_per_second=1 / per_token(runs[0]).mean(),
-        hf_plain_ratio=float(wall(runs["hf", 0]) / wall(runs[0])) if hugging_face else None,
+        plain_tokens_per_second=float(1 / per_token(runs[0]).mean()),
+        hf_plain_ratio=wall(runs["hf", 0]) / wall(runs[0]) if ("hf", 0) in runs else None,
         rows=rows,
         best_k_measured=best.K,
         best_k_predicted=max(rows, key=lambda row: row.predicted_speedup).K,
@@ -201,17 +224,7 @@ def per_token(runs: list[list[Run]]) -> Float[np.ndarray, " prompts"]:
 
 def wall(runs: list[list[Run]]) -> float:
     """Seconds per token of whole runs, prefill included: what can be compared with an engine seen from outside."""
-    return float(
-        np.mean(
-            [
-                median(
-                    run.result.seconds / len(run.result.tokens) if run.result else run.seconds / run.tokens
-                    for run in repeats
-                )
-                for repeats in runs
-            ]
-        )
-    )
+    return float(np.mean([median(run.wall_per_token for run in repeats) for repeats in runs]))
 
 
 def make_row(K: int, runs: dict[Any, list[list[Run]]], costs: Costs) -> Row:
@@ -241,7 +254,7 @@ def verdict(best: Row, costs: Costs) -> str:
     cost = costs.v[best.K + 1] + best.K * costs.c
     if best.speedup < 1:
         return (
-            f"do not speculate: it would be slower, because even the best K = {best.K} yields {best.tokens_per_round:.2f} "
-            f"tokens per round, and a round costs as much as {cost:.2f} plain steps"
+            f"do not speculate: it would be slower, because even the best K = {best.K} yields "
+            f"{best.tokens_per_round:.2f} tokens per round, and a round costs as much as {cost:.2f} plain steps"
         )
     return f"too close to call: {best.speedup_low:.2f}x to {best.speedup_high:.2f}x at K = {best.K}; use more prompts"

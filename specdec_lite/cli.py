@@ -103,9 +103,7 @@ def painted(round: Round, pair: Pair) -> str:
     pieces = [decode_text(pair.tokenizer, [token]) for token in round.tokens]
     if "".join(pieces) != round.text:
         return f"{COLOURS[round.origins[-1]]}{round.text}{RESET}"
-    return "".join(
-        f"{COLOURS[origin]}{piece}{RESET}" for piece, origin in zip(pieces, round.origins, strict=True)
-    )
+    return "".join(f"{COLOURS[origin]}{piece}{RESET}" for piece, origin in zip(pieces, round.origins, strict=True))
 
 
 def wants_colour(options: argparse.Namespace) -> bool:
@@ -189,6 +187,7 @@ def demo_text(report: dict[str, Any]) -> str:
         False: "NO: the two texts differ (in half precision a near-tie can tip; in float32 this is a fault)",
         None: "not expected when sampling: the law is the same, the draws are not (try --temperature 0)",
     }
+    formula = f"E / (v(K+1) + K c) with v = {report['v']:.2f}, c = {report['c']:.2f}"
     return f"""
 {report["new_tokens"]} tokens
 plain decoding        {report["plain_seconds"]:.3f} s
@@ -197,7 +196,7 @@ identical             {same[report["identical"]]}
 acceptance (alpha)    {number(report["alpha"])}
 tokens per round      {number(report["tokens_per_round"])}   of at most K + 1 = {report["K"] + 1}
 speedup, measured     {number(report["speedup"])}x
-speedup, predicted    {number(report["predicted_speedup"])}x   E / (v(K+1) + K c) with v = {report["v"]:.2f}, c = {report["c"]:.2f}"""
+speedup, predicted    {number(report["predicted_speedup"])}x   {formula}"""
 
 
 def run_bench(options: argparse.Namespace) -> int:
@@ -217,7 +216,9 @@ def run_bench(options: argparse.Namespace) -> int:
 
 
 def bench_text(report: Report) -> str:
-    head = f"{'K':>2} {'alpha':>6} {'E':>5} {'tok/s':>7} {'speedup':>8} {'95% interval':>13} {'predicted':>9} {'vs HF':>6}"
+    head = (
+        f"{'K':>2} {'alpha':>6} {'E':>5} {'tok/s':>7} {'speedup':>8} {'95% interval':>13} {'predicted':>9} {'vs HF':>6}"
+    )
     lines = [
         f"{report.pair} on {report.device}, {report.threads} threads, temperature {report.temperature:g}, "
         f"{report.prompts} prompts x {report.repeats} repeats x {report.new_tokens} tokens",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from .distributions import Sampling
@@ -21,7 +21,7 @@ from .verify import Verification, Verify, verify
 
 
 def autoregressive(pair: Pair, prompt: str | Sequence[int], **options: Any) -> Result:
-    """Plain decoding with the pair's target: one token per forward pass. Options as in ``stream``, less K and drafter."""
+    """Plain decoding with the pair's target, one token per forward pass. Options: as in ``stream``, less K, drafter."""
     return speculative(pair, prompt, K=0, **options)
 
 
@@ -53,10 +53,11 @@ def stream(
 ) -> Generator[Round, None, Result]:
     """Yield each round as it commits; the generator's return value is the whole ``Result``.
 
-    prompt: text, or token ids. max_new_tokens: exact, unless a stop or the target's context comes first. K: tokens
-    drafted per round. seed: the same tokens for the same seed (``None``: different each time). eos_token_id: one or more
-    ids that end the output (default: the tokenizer's; ``[]`` for none); stop_strings: texts that end it. The token that
-    ends the output is its last. drafter: what proposes (default: the pair's draft model). verify: the acceptance rule.
+    prompt: text, or token ids. max_new_tokens: exact, unless a stop or the target's context comes first.
+    K: tokens drafted per round. seed: the same tokens for the same seed (``None``: different each time).
+    eos_token_id: one or more ids that end the output (default: the tokenizer's; ``[]``: none). stop_strings: texts that
+    end it. The token that ends the output is its last.
+    drafter: what proposes (default: the pair's draft model). verify: the acceptance rule.
 
     Raises ``ValueError`` for bad input and ``FloatingPointError`` for NaN logits; the first before any work is done.
     """
@@ -109,49 +110,89 @@ def decode(
     check_lengths(target, prompt, max_new_tokens, K)
     # The last token need not be fed, so a full context still yields one token.
     limit = min(len(prompt) + max_new_tokens, target.context + 1)
-    sequence = torch.zeros(limit, dtype=torch.long, device=target.device)
-    sequence[: len(prompt)] = torch.tensor(prompt)
-    length = len(prompt)
+    state = Continuation(target, drafter, prompt, limit)
     output: list[int] = []
-    cache = target.new_cache(limit - 1)
-    if drafter is not None:
-        drafter.start(limit - 1)
-
-    while length < limit:
+    ended = False
+    while state.length < limit and not ended:
         watch = Stopwatch(target.device)
         watch.mark()
-        wanted = min(K, limit - length - 1)  # a token from the target always follows the accepted ones
-        room = drafter.limit(length) if drafter else 0
-        with torch.inference_mode():
-            draft = propose(drafter, sequence[:length], min(wanted, room), sampling, randomness)
-            watch.mark()
-            end = length + len(draft.tokens)
-            sequence[length:end] = draft.tokens
-            # Not yet in the cache: the last committed token (at first, the whole prompt) and the draft.
-            logits = target(sequence[None, cache.length : end], cache, last=len(draft.tokens) + 1)[0]
-            target_probs = sampling.probs(logits)
-            watch.mark()
-            outcome = verify(draft.tokens, draft.probs, target_probs, randomness)
-        draft_tokens, accepted, next_token = fetch(draft, target_probs, outcome, target, drafter)
-        sequence[length + accepted] = next_token
+        wanted = min(K, limit - state.length - 1)  # a token from the target always follows the accepted ones
+        room = drafter.limit(state.length) if drafter else 0
+        draft_tokens, accepted, next_token = state.draft_and_verify(
+            min(wanted, room), sampling, randomness, verify, watch
+        )
         block = [*draft_tokens[:accepted], next_token]
         origins = ["accepted"] * accepted + ["bonus" if accepted == len(draft_tokens) else "recovered"]
         kept, ended = keep_until(ends, output, block)
-        length += kept
-        cache.rollback(length - 1)  # all but the last token, which is fed with the next round
-        if drafter:
-            drafter.commit(length)
+        state.commit(block[:kept])
         watch.mark()
+        draft_seconds, target_seconds, other_seconds = watch.seconds()
+        full = None if state.length < limit else "length" if len(output) == max_new_tokens else "context"
         yield Round(
             tuple(draft_tokens),
             tuple(block[:kept]),
             tuple(origins[:kept]),
-            *watch.seconds(),
+            draft_seconds,
+            target_seconds,
+            other_seconds,
             draft_limited=drafter is not None and room < wanted,
-            finish_reason="stop" if ended else None if length < limit else full(len(output), max_new_tokens),
+            finish_reason="stop" if ended else full,
         )
-        if ended:
-            return
+
+
+class Continuation:
+    """One growing text: its tokens on the device, and the caches of both models, which follow it."""
+
+    def __init__(self, target: LanguageModel, drafter: Drafter | None, prompt: Sequence[int], limit: int):
+        self.target, self.drafter = target, drafter
+        self.tokens = torch.zeros(limit, dtype=torch.long, device=target.device)
+        self.tokens[: len(prompt)] = torch.tensor(prompt)
+        self.length = len(prompt)
+        self.cache = target.new_cache(limit - 1)
+        if drafter:
+            drafter.start(limit - 1)
+
+    def draft_and_verify(
+        self, K: int, sampling: Sampling, randomness: Randomness, verify: Verify, watch: Stopwatch
+    ) -> tuple[list[int], int, int]:
+        """(draft tokens, how many are accepted, the token after them); marks the end of drafting and of the target."""
+        with torch.inference_mode():
+            context = self.tokens[: self.length]
+            empty = Draft(context[:0], None)
+            draft = self.drafter.propose(context, K, sampling, randomness) if self.drafter and K else empty
+            watch.mark()
+            end = self.length + len(draft.tokens)
+            self.tokens[self.length : end] = draft.tokens
+            # Not yet in the cache: the last committed token (at first, the whole prompt) and the draft.
+            feed = self.tokens[None, self.cache.length : end]
+            target_probs = sampling.probs(self.target(feed, self.cache, last=len(draft.tokens) + 1)[0])
+            watch.mark()
+            outcome = verify(draft.tokens, draft.probs, target_probs, randomness)
+            return self.fetch(draft, target_probs, outcome)
+
+    def fetch(
+        self, draft: Draft, target_probs: Float[Tensor, "K+1 vocab"], outcome: Verification
+    ) -> tuple[list[int], int, int]:
+        """The round's numbers on the host: the only place of a round that waits for the device.
+
+        Raises ``FloatingPointError`` naming the model whose logits held a NaN.
+        """
+        draft_probs = target_probs[:0] if draft.probs is None else draft.probs
+        numbers = [outcome.accepted, outcome.next_token, target_probs.sum().isnan(), draft_probs.sum().isnan()]
+        head = torch.stack([torch.as_tensor(number, dtype=torch.long, device=self.tokens.device) for number in numbers])
+        accepted, next_token, target_nan, draft_nan, *draft_tokens = torch.cat([head, draft.tokens]).tolist()
+        if target_nan or draft_nan:
+            name = self.drafter.name if self.drafter and not target_nan else self.target.name
+            raise FloatingPointError(f"{name} gave NaN logits; try float32, and check that its weights are whole")
+        return draft_tokens, accepted, next_token
+
+    def commit(self, block: list[int]) -> None:
+        """Take in what was kept of a round, and let the caches forget the rest."""
+        self.length += len(block)
+        self.tokens[self.length - 1] = block[-1]  # those before it are draft tokens, and in place
+        self.cache.rollback(self.length - 1)  # the last token is fed with the next round
+        if self.drafter:
+            self.drafter.commit(self.length)
 
 
 def check_lengths(target: LanguageModel, prompt: Sequence[int], max_new_tokens: int, K: int) -> None:
@@ -159,42 +200,9 @@ def check_lengths(target: LanguageModel, prompt: Sequence[int], max_new_tokens: 
     if not (isinstance(max_new_tokens, int) and max_new_tokens >= 0):
         raise ValueError(f"max_new_tokens is {max_new_tokens}; it must be a whole number, 0 or more")
     if len(prompt) > target.context:
-        raise ValueError(f"the prompt has {len(prompt)} tokens, but {target.name} can read {target.context}: shorten it")
-
-
-def full(written: int, max_new_tokens: int) -> str:
-    """Why no further token follows: all that were asked for are written, or the target's context is full."""
-    return "length" if written == max_new_tokens else "context"
-
-
-def propose(
-    drafter: Drafter | None, context: Int[Tensor, " length"], K: int, sampling: Sampling, randomness: Randomness
-) -> Draft:
-    """The drafter's proposal, or an empty one when nothing is to be drafted."""
-    if drafter is None or K == 0:
-        return Draft(context.new_empty(0), None)
-    return drafter.propose(context, K, sampling, randomness)
-
-
-def fetch(
-    draft: Draft,
-    target_probs: Float[Tensor, "K+1 vocab"],
-    outcome: Verification,
-    target: LanguageModel,
-    drafter: Drafter | None,
-) -> tuple[list[int], int, int]:
-    """(draft tokens, accepted, next token) on the host. The only place of a round that waits for the device.
-
-    Raises ``FloatingPointError`` naming the model whose logits held a NaN.
-    """
-    draft_probs = target_probs[:0] if draft.probs is None else draft.probs
-    numbers = [outcome.accepted, outcome.next_token, target_probs.sum().isnan(), draft_probs.sum().isnan()]
-    head = torch.stack([torch.as_tensor(number, dtype=torch.long, device=target.device) for number in numbers])
-    accepted, next_token, target_nan, draft_nan, *draft_tokens = torch.cat([head, draft.tokens]).tolist()
-    if target_nan or draft_nan:
-        name = target.name if target_nan or drafter is None else drafter.name
-        raise FloatingPointError(f"{name} gave NaN logits; try float32, and check that the weights are whole")
-    return draft_tokens, accepted, next_token
+        raise ValueError(
+            f"the prompt has {len(prompt)} tokens, but {target.name} can read {target.context}: shorten it"
+        )
 
 
 def keep_until(ends: Callable[[list[int]], bool], output: list[int], block: list[int]) -> tuple[int, bool]:

@@ -1,7 +1,7 @@
 """From logits to the distribution that tokens are drawn from, and the two quantities that compare p with q.
 
 One function makes every distribution in the project: drafting, verifying and plain decoding all call
-``Sampling.probs``. Greedy decoding is the one-hot distribution that temperature 0 gives, so it needs no code of its own.
+``Sampling.probs``. Greedy decoding is the one-hot distribution that temperature 0 gives: it needs no code of its own.
 """
 
 import math

@@ -28,7 +28,15 @@ class Row:
 
 def diagnose() -> list[Row]:
     """All rows, in the order in which a reader would want them."""
-    return [python(), *map(library, LIBRARIES), *devices(), memory(), embedded_pair(), network(), *map(hub_pair, DRAFT_OF)]
+    return [
+        python(),
+        *map(library, LIBRARIES),
+        *devices(),
+        memory(),
+        embedded_pair(),
+        network(),
+        *map(hub_pair, DRAFT_OF),
+    ]
 
 
 def python() -> Row:
@@ -61,7 +69,9 @@ def memory() -> Row:
 def embedded_pair() -> Row:
     parts = ["target/model.safetensors", "draft/model.safetensors", "tokenizer/tokenizer.json"]
     missing = [part for part in parts if not (WEIGHTS / "tiny" / part).is_file()]
-    return Row("pair tiny", not missing, f"missing {missing}: reinstall the package" if missing else "ready, no download")
+    return Row(
+        "pair tiny", not missing, f"missing {missing}: reinstall the package" if missing else "ready, no download"
+    )
 
 
 def network() -> Row:

@@ -34,7 +34,7 @@ class HuggingFace:
 
     def __init__(self, pair: Pair, K: int = 0):
         self.name = f"Hugging Face generate, assisted, K={K}" if K else "Hugging Face generate"
-        self.model = transformers_model(pair.target)
+        self.model: Any = transformers_model(pair.target)  # Any: `generate` is typed too narrowly to be called
         self.options: dict[str, Any] = {}
         if K:
             assistant = copy.copy(transformers_model(pair.draft))

@@ -94,7 +94,7 @@ class KVCache:
 class Slots:
     """Where the new tokens of one forward pass go in the cache, and what each may attend to."""
 
-    index: tuple  # into [rows, capacity]
+    index: tuple[Any, Any]  # into [rows, capacity]
     end: int  # keys before this slot take part
     positions: Int[Tensor, "rows n"]
     mask: Bool[Tensor, "rows 1 n end"] | None  # None: every key before ``end``
@@ -105,9 +105,11 @@ def next_slots(cache: KVCache, n: int, positions, mask, device: torch.device) ->
     first = cache.lengths[0]
     end = max(cache.lengths) + n
     if end > cache.capacity:
-        raise ValueError(f"{n} tokens do not fit: the cache has {cache.capacity} slots and holds {cache.lengths} tokens")
+        raise ValueError(
+            f"{n} tokens do not fit: the cache has {cache.capacity} slots and holds {cache.lengths} tokens"
+        )
     if all(length == first for length in cache.lengths):
-        index = (slice(None), slice(first, end))
+        index: tuple[Any, Any] = (slice(None), slice(first, end))
         slots = torch.arange(first, end, device=device)[None]
     else:
         slots = torch.tensor(cache.lengths, device=device)[:, None] + torch.arange(n, device=device)

@@ -32,7 +32,7 @@ class Look:
 PALETTE = {
     "draft": Look("#E69F00", "//", "s", ""),
     "target": Look("#0072B2", "", "o", ""),
-    "accepted": Look("#009E73", "", "o", ""),
+    "accepted": Look("#009E73", "", "^", ""),
     "recovered": Look("#D55E00", "xx", "X", "*"),
     "bonus": Look("#56B4E9", "..", "D", "+"),
     "rejected": Look("#999999", "\\\\", "v", "~"),
@@ -58,8 +58,8 @@ def show(fig: Figure, *, alt: str) -> None:
 def table(rows: Sequence[Sequence[object]], header: Sequence[str], *, measured: bool = False) -> None:
     """Print the numbers behind a figure, in aligned columns.
 
-    measured: the numbers are times of this machine. Each line then begins with ``timing: ``, which tells the test of the
-    notebooks not to compare it.
+    measured: the numbers are times of this machine. Each line then begins with ``timing: ``, which tells the test of
+    the notebooks not to compare it.
     """
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
@@ -130,8 +130,8 @@ def coloured_html(result: Result, tokenizer=None) -> str:
 def roofline_figure(ns: Sequence[int], ceilings: Mapping[str, Sequence[float]], ridges: Mapping[str, float]) -> Figure:
     """Tokens a second against tokens per pass, a line for each machine, marked at its ridge.
 
-    ceilings: for each machine the most it can do at each of ``ns``. ridges: the n at which its memory and its arithmetic
-    take equally long.
+    ceilings: for each machine the most it can do at each of ``ns``. ridges: the n at which its memory and its
+    arithmetic take equally long.
     """
     fig, axis = figure()
     styles = zip(("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1))), "osD^v", strict=True)
@@ -164,7 +164,7 @@ def pass_cost_figure(v: Mapping[int, float], ridge: float) -> Figure:
 
 
 def cache_timeline(rounds: Sequence[Mapping[str, tuple[int, int, int]]], committed: Sequence[int]) -> Figure:
-    """What each round did to the two caches: a bar for what was kept, for what was rolled back, and for what is missing.
+    """What each round did to the two caches: bars for what was kept, what was rolled back, and what is missing.
 
     rounds: for each round, under "target" and "draft", how many tokens the cache held before it, at its longest, and
     after the rollback. committed: how long the sequence was after each round. Its last token is in neither cache yet.
@@ -176,7 +176,9 @@ def cache_timeline(rounds: Sequence[Mapping[str, tuple[int, int, int]]], committ
             before, reached, after = caches[role]
             look, gone = PALETTE[role], PALETTE["rejected"]
             axis.barh(at, after, color=look.colour, alpha=0.25, **draw)
-            axis.barh(at, after - before, left=before, color=look.colour, hatch=look.hatch, label=f"{role}: kept", **draw)
+            axis.barh(
+                at, after - before, left=before, color=look.colour, hatch=look.hatch, label=f"{role}: kept", **draw
+            )
             axis.barh(at, reached - after, left=after, color="white", hatch=gone.hatch, label="rolled back", **draw)
             lacks = max(0, length - 1 - after)
             axis.barh(at, lacks, left=after, fill=False, linestyle="--", height=0.36, linewidth=1.6, label="missing")
@@ -198,7 +200,9 @@ def rounds_figure(result: Result, tokenizer, first: int = 0, count: int = 6) -> 
         rejected = round.draft_tokens[round.accepted :]
         boxes = [(token, "accepted") for token in round.draft_tokens[: round.accepted]]
         boxes += [(token, "rejected") for token in rejected]
-        boxes += [(token, origin) for token, origin in zip(round.tokens, round.origins, strict=True) if origin != "accepted"]
+        boxes += [
+            (token, origin) for token, origin in zip(round.tokens, round.origins, strict=True) if origin != "accepted"
+        ]
         for x, (token, role) in enumerate(boxes):
             look = PALETTE[role]
             left = x if role in ("accepted", "rejected") else longest - 1

@@ -114,5 +114,6 @@ def enumerate_outcomes(
             return law
         script = [possible[0] for possible in choices[:-1]] + [choices[-1][1]]
     raise BranchLimitError(
-        f"more than {max_branches} branches: use a smaller vocabulary, a smaller K or fewer tokens, or raise max_branches"
+        f"more than {max_branches} branches: use a smaller vocabulary, a smaller K or fewer tokens, "
+        "or raise max_branches"
     )

@@ -13,9 +13,9 @@ from .theory import alpha_mle
 class Round:
     """One draft-then-verify cycle: one forward pass of the target.
 
-    draft_tokens: what was proposed. tokens: what was committed, cut at a stop. accepted: how many of ``tokens`` are draft
-    tokens. origins: for each of ``tokens``, "accepted", "recovered" or "bonus" (drawn from p itself, as in plain decoding).
-    text: the text that became complete with this round. Times in seconds. The first round includes the prompt's prefill.
+    draft_tokens: what was proposed. tokens: what was committed, cut at a stop. origins: for each of ``tokens``,
+    "accepted", "recovered" or "bonus" (drawn from p itself, as every token is in plain decoding). text: what became
+    complete with this round. Times in seconds; those of the first round include the prompt's prefill.
     """
 
     draft_tokens: tuple[int, ...]

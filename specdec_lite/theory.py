@@ -4,7 +4,8 @@
 def expected_tokens_per_round(alpha: float, K: int) -> float:
     """E: accepted draft tokens plus the recovered or bonus token, when each draft token is accepted with chance alpha.
 
-    E = 1 + alpha + ... + alpha^K. Leviathan et al. (2023), equation 1. Raises ``ValueError`` outside 0 <= alpha <= 1, K >= 0.
+    E = 1 + alpha + ... + alpha^K. Leviathan et al. (2023), equation 1.
+    Raises ``ValueError`` unless 0 <= alpha <= 1 and K >= 0.
     """
     check_alpha(alpha)
     check_K(K)
@@ -14,8 +15,8 @@ def expected_tokens_per_round(alpha: float, K: int) -> float:
 def predicted_speedup(alpha: float, K: int, c: float, v: float = 1.0, overhead: float = 0.0) -> float:
     """S = E / (v + K c + overhead): tokens of a round over its time, in units of one plain decoding step.
 
-    c: time of one draft forward pass; v: time of a target pass over K + 1 tokens; overhead: the rest of a round; all over
-    the time of a target pass over one token. v = 1 and no overhead give Leviathan et al. (2023), Theorem 3.8.
+    c: time of one draft forward pass; v: time of a target pass over K + 1 tokens; overhead: the rest of a round; all
+    over the time of a target pass over one token. v = 1 and no overhead: Leviathan et al. (2023), Theorem 3.8.
     """
     return expected_tokens_per_round(alpha, K) / (v + K * c + overhead)
 

@@ -41,8 +41,8 @@ def verify(
 ) -> Verification:
     """Keep the longest surviving prefix of the draft and draw the token that follows it.
 
-    draft_tokens: what was drafted; draft_probs: row i is the q that token i was really drawn from (``None``: the drafter
-    did not draw but chose, so each row is one-hot); target_probs: row i is p given the first i draft tokens.
+    draft_tokens: what was drafted. draft_probs: row i is the q that token i was really drawn from (``None``: the
+    drafter did not draw but chose, so each row is one-hot). target_probs: row i is p given the first i draft tokens.
     K = 0 is plain decoding. Greedy decoding is the case of one-hot p and q. NumPy arrays of ``Fraction`` work too.
     """
     K = len(draft_tokens)

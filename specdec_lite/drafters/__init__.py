@@ -12,7 +12,7 @@ from ..randomness import Randomness
 
 @dataclass(frozen=True)
 class Draft:
-    """tokens: the proposal. probs: row i is the distribution token i was really drawn from (``None``: chosen, not drawn)."""
+    """tokens: the proposal. probs: row i is what token i was really drawn from (``None``: chosen, not drawn)."""
 
     tokens: Int[Tensor, " K"]
     probs: Float[Tensor, "K vocab"] | None

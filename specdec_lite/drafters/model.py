@@ -17,7 +17,7 @@ class ModelDrafter:
     """Drafts one token at a time with ``model``.
 
     vocab_size: the target's. A draft whose logits are padded to more ids is sliced to it; one with fewer ids never
-    proposes the missing ones.
+    proposes the missing ones, and reads them as its last id: its guess suffers, the output does not.
     """
 
     def __init__(self, model: LanguageModel, vocab_size: int):
@@ -49,6 +49,7 @@ class ModelDrafter:
         self.cache.rollback(min(self.cache.length, length - 1))
 
     def _logits(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, " vocab"]:
-        logits = self.model(tokens[None], self.cache, last=1)[0, -1]
+        known = tokens.clamp(max=self.model.vocab_size - 1)
+        logits = self.model(known[None], self.cache, last=1)[0, -1]
         missing = self.vocab_size - logits.shape[-1]
         return F.pad(logits, (0, missing), value=-math.inf) if missing else logits

@@ -113,11 +113,14 @@ FLAGS: dict[str, dict] = {
     "lr": {"type": float, "default": 6e-3, "help": "highest learning rate"},
     "seed": {"type": int, "default": 0, "help": "of the first weights, the batches and the sampled text"},
     "compile": {"dest": "compiled", "action": "store_true", "help": "use torch.compile: faster, needs a C++ compiler"},
-    "sampled": {"type": int, "default": 1_000_000, "help": "tokens of the target's own text to train on, too"},
+    "sampled": {"type": int, "default": 98_304, "help": "tokens of the target's own text to train on, too"},
     "shipped": {"action": "store_true", "help": "measure the pair inside the package, not the one under --out"},
     "card": {"type": Path, "help": "a model card whose report is to be replaced"},
 }
-TARGET, DRAFT = {"layers": 8, "width": 256, "heads": 4, "positions": 512}, {"layers": 1, "width": 128, "heads": 4}
+TARGET, DRAFT = (
+    {"layers": 8, "width": 256, "heads": 4, "positions": 512},
+    {"layers": 1, "width": 128, "heads": 4, "steps": 1400},
+)
 TRAINING = "corpus out layers width heads steps lr seed compile"
 STAGES: dict[str, tuple] = {  # what runs, what it does, its flags, their defaults where they differ from those above
     "corpus": (run_corpus, "download the books, write the corpus", "out mirror", {"out": Path("corpus.txt")}),

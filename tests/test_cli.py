@@ -1,0 +1,160 @@
+"""The command line: what it prints, what it returns, and how it refuses."""
+
+import json
+
+import pytest
+
+from specdec_lite import cli
+
+
+@pytest.fixture
+def run(capsys):
+    """run("demo", "--json") -> (exit code, stdout, stderr)."""
+
+    def call(*arguments):
+        try:
+            code = cli.main(arguments)
+        except SystemExit as stop:  # argparse
+            code = stop.code
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+SHORT = ("--max-new-tokens", "24")
+
+
+def test_demo_reports_identity_acceptance_and_both_speedups(run):
+    code, out, _ = run("demo", "--json", *SHORT)
+    report = json.loads(out)
+    assert code == 0
+    assert {"pair", "identical", "alpha", "tokens_per_round", "speedup", "predicted_speedup"} <= report.keys()
+    assert report["pair"] == "tiny"
+    assert report["identical"] is True
+    assert 0 < report["alpha"] <= 1
+    assert 1 <= report["tokens_per_round"] <= report["K"] + 1
+    assert report["new_tokens"] == 24
+
+
+def test_demo_works_without_colour_and_without_a_terminal(run):
+    code, out, _ = run("demo", *SHORT)
+    assert code == 0
+    assert "\033" not in out
+    assert "token for token" in out
+    assert cli.PROMPTS["story"] in out
+
+
+def test_demo_shows_origins_in_colour_on_a_terminal(run, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    _, out, _ = run("demo", *SHORT)
+    assert cli.COLOURS["accepted"] in out
+
+
+def test_demo_says_when_the_two_texts_differ(run, monkeypatch):
+    real = cli.autoregressive
+
+    def wrong(*arguments, **options):
+        result = real(*arguments, **options)
+        result.tokens[-1] ^= 1
+        return result
+
+    monkeypatch.setattr(cli, "autoregressive", wrong)
+    code, out, _ = run("demo", *SHORT)
+    assert code == 1
+    assert "differ" in out
+
+
+def test_sampled_demo_does_not_claim_identity(run):
+    code, out, _ = run("demo", "--json", "--temperature", "1", *SHORT)
+    assert code == 0
+    assert json.loads(out)["identical"] is None
+
+
+def test_demo_with_plain_decoding_or_no_tokens_divides_by_nothing(run):
+    for options in (("--K", "0"), ("--max-new-tokens", "0")):
+        code, out, err = run("demo", "--json", "--max-new-tokens", "8", *options)
+        assert code == 0, err
+        assert json.loads(out)["alpha"] is None
+
+
+def test_generate_streams_the_text_that_json_reports(run):
+    arguments = ("generate", "--seed", "3", *SHORT)
+    _, text, _ = run(*arguments)
+    _, report, _ = run(*arguments, "--json")
+    assert text == json.loads(report)["text"] + "\n"
+
+
+def test_generate_ends_at_a_stop_string(run):
+    _, out, _ = run("generate", "--json", "--stop", " the", "--max-new-tokens", "200")
+    report = json.loads(out)
+    assert report["finish_reason"] == "stop"
+    assert report["text"].count(" the") == 1
+
+
+def test_bench_reports_a_row_per_K_and_a_verdict(run):
+    code, out, err = run("bench", "--json", "--K", "1", "3", "--repeats", "1", "--max-new-tokens", "8")
+    report = json.loads(out)
+    assert code == 0, err
+    assert [row["K"] for row in report["rows"]] == [1, 3]
+    row_keys = {"alpha", "tokens_per_round", "speedup", "speedup_low", "speedup_high", "predicted_speedup"}
+    assert all(row_keys <= row.keys() for row in report["rows"])
+    assert {"c", "v", "best_k_measured", "best_k_predicted", "verdict"} <= report.keys()
+    assert report["hf_plain_ratio"] > 0
+
+
+def test_bench_prints_a_table(run):
+    code, out, _ = run("bench", "--K", "2", "--repeats", "1", "--max-new-tokens", "8", "--no-hugging-face")
+    assert code == 0
+    assert "predicted" in out
+    assert "speculat" in out.splitlines()[-1] or "too close" in out.splitlines()[-1]
+
+
+def test_doctor_lists_rows_and_passes_where_the_course_can_run(run):
+    code, out, _ = run("doctor")
+    assert code == 0
+    assert "OK    pair tiny" in out
+    _, out, _ = run("doctor", "--json")
+    assert all({"name", "ok", "detail", "optional"} == row.keys() for row in json.loads(out))
+
+
+def test_doctor_fails_when_the_embedded_pair_is_missing(run, monkeypatch, tmp_path):
+    monkeypatch.setattr("specdec_lite.doctor.WEIGHTS", tmp_path)
+    code, out, _ = run("doctor")
+    assert code == 1
+    assert "FAIL  pair tiny" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("generate", "--temperature", "-1"), "temperature is -1.0"),
+        (("generate", "--top-p", "0"), "top_p is 0.0"),
+        (("generate", "--top-k", "-3"), "top_k is -3"),
+        (("generate", "--K", "-2"), "K is -2"),
+        (("demo", "--K", "-2"), "K is -2"),
+        (("generate", "--max-new-tokens", "-1"), "max_new_tokens is -1"),
+        (("generate", "--prompt", ""), "prompt is empty"),
+        (("generate", "--prompt", "a b c d " * 500), "shorten"),
+        (("generate", "--stop", ""), "empty stop string"),
+        (("generate", "--pair", "gpt3"), "unknown pair"),
+        (("generate", "--device", "tpu"), "available: cpu"),
+        (("generate", "--dtype", "int8"), "float32"),
+        (("generate", "--target", "somewhere"), "both target= and draft="),
+        (("bench", "--K", "0"), "at least one K >= 1"),
+        (("bench", "--repeats", "0"), "one repeat"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(run, arguments, hint):
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert hint in err
+    assert len(err.strip().splitlines()) == 1
+    assert out == "" or "Once upon" not in out
+
+
+def test_an_unknown_command_is_refused(run):
+    code, _, err = run("dmeo")
+    assert code == 2
+    assert "invalid choice" in err
