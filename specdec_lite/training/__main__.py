@@ -6,7 +6,6 @@ killed goes on from its last checkpoint when the same command is given again.
 
 import argparse
 import json
-import zipfile
 from pathlib import Path
 
 import torch
@@ -41,11 +40,9 @@ def read_corpus(args: argparse.Namespace, home: Path) -> tuple:
 
 
 def check_resume(out: Path, model: GPT2LMHeadModel) -> None:
-    """Raise ``ValueError`` when the checkpoint in ``out`` is cut short, or of a model of other sizes than ``model``."""
+    """Raise ``ValueError`` when the checkpoint in ``out`` is of a model of other sizes than ``model``."""
     checkpoint, config = out / "checkpoint.pt", out / "config.json"
     if checkpoint.exists():
-        if not zipfile.is_zipfile(checkpoint):
-            raise ValueError(f"{checkpoint} is damaged or cut short: delete it to begin this stage anew")
         begun = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
         now = {size: getattr(model.config, size) for size in begun if size in SIZES}
         if changed := [f"{size} {begun[size]}, not {now[size]}" for size in now if begun[size] != now[size]]:
@@ -109,11 +106,11 @@ FLAGS: dict[str, dict] = {
     "mirror": {"default": MIRROR, "help": "a server with Project Gutenberg's cache/epub folder"},
     "vocab": {"type": int, "default": 4096, "help": "tokens in the vocabulary"},
     **{size: {"type": int, "help": "a size of the model"} for size in ("layers", "width", "heads", "positions")},
-    "steps": {"type": int, "default": 3000, "help": "training steps of 8 windows"},
+    "steps": {"type": int, "default": 1000, "help": "training steps of 8 windows"},
     "lr": {"type": float, "default": 6e-3, "help": "highest learning rate"},
     "seed": {"type": int, "default": 0, "help": "of the first weights, the batches and the sampled text"},
     "compile": {"dest": "compiled", "action": "store_true", "help": "use torch.compile: faster, needs a C++ compiler"},
-    "sampled": {"type": int, "default": 98_304, "help": "tokens of the target's own text to train on, too"},
+    "sampled": {"type": int, "default": 0, "help": "tokens of the target's own text to train on, too"},
     "shipped": {"action": "store_true", "help": "measure the pair inside the package, not the one under --out"},
     "card": {"type": Path, "help": "a model card whose report is to be replaced"},
 }

@@ -4,8 +4,8 @@ What is learned is the caller's business: it passes a function that gives the lo
 """
 
 import json
-import os
 import time
+import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -94,14 +94,19 @@ def save_checkpoint(out: Path, model: nn.Module, optimizers: Iterable[torch.opti
     state = {"step": step, "model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers]}
     partial = out / "checkpoint.pt.partial"
     torch.save(state, partial)
-    os.replace(partial, out / "checkpoint.pt")
+    partial.replace(out / "checkpoint.pt")
 
 
 def load_checkpoint(out: Path, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> int:
-    """Restore model and optimizers; the number of steps already done (0 when there is no checkpoint)."""
+    """Restore model and optimizers; the number of steps already done (0 when there is no checkpoint).
+
+    Raises ``ValueError`` naming the file when it is cut short.
+    """
     path = out / "checkpoint.pt"
     if not path.exists():
         return 0
+    if not zipfile.is_zipfile(path):  # what torch.save writes
+        raise ValueError(f"{path} is damaged or cut short: delete it to begin this stage anew")
     state = torch.load(path, weights_only=True)
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
