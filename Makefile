@@ -17,7 +17,7 @@ READY := .venv/ready
 .PHONY: help demo lab test notebooks lint format links
 
 help:
-	@echo "make demo       see one text written twice: plain, and speculatively"
+	@echo "make demo       see one text written twice: speculatively, and plainly"
 	@echo "make lab        open the course in JupyterLab"
 	@echo "make test       run every test and check every notebook"
 	@echo "make notebooks  run the notebooks again and store their outputs"

@@ -5,6 +5,7 @@ the length and copies nothing. Rows of a batch may have different lengths, and a
 its own (a token tree needs both). Radford et al. (2019); the weights are those of any Hugging Face GPT-2 checkpoint.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,7 @@ class KVCache:
         shape = (rows, capacity, config.heads, config.width // config.heads)
         self.keys = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)]
         self.values = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(config.layers)]
+        self.slots = torch.arange(capacity, device=device)
         self.capacity = capacity
         self.lengths = [0] * rows
 
@@ -97,25 +99,27 @@ class Slots:
     index: tuple[Any, Any]  # into [rows, capacity]
     end: int  # keys before this slot take part
     positions: Int[Tensor, "rows n"]
-    mask: Bool[Tensor, "rows 1 n end"] | None  # None: every key before ``end``
+    mask: Float[Tensor, "rows 1 n end"] | None  # added to the scores: 0 or -inf. None: every key before ``end``
 
 
-def next_slots(cache: KVCache, n: int, positions, mask, device: torch.device) -> Slots:
-    """The n slots behind each row's length; positions and mask default to those of a plain sequence."""
-    first = cache.lengths[0]
-    end = max(cache.lengths) + n
+def next_slots(cache: KVCache, n: int, positions, visible, dtype: torch.dtype) -> Slots:
+    """The n slots behind each row's length; positions and what is visible default to those of a plain sequence."""
+    first, end = cache.lengths[0], max(cache.lengths) + n
     if end > cache.capacity:
         raise ValueError(
             f"{n} tokens do not fit: the cache has {cache.capacity} slots and holds {cache.lengths} tokens"
         )
     if all(length == first for length in cache.lengths):
         index: tuple[Any, Any] = (slice(None), slice(first, end))
-        slots = torch.arange(first, end, device=device)[None]
+        slots = cache.slots[None, first:end]
     else:
-        slots = torch.tensor(cache.lengths, device=device)[:, None] + torch.arange(n, device=device)
-        index = (torch.arange(len(cache.lengths), device=device)[:, None], slots)
-    if mask is None and (n > 1 or slots.shape[0] > 1):
-        mask = (torch.arange(end, device=device) <= slots[..., None])[:, None]
+        starts = torch.tensor(cache.lengths, device=cache.slots.device)
+        slots = starts[:, None] + cache.slots[:n]
+        index = (torch.arange(len(starts), device=starts.device)[:, None], slots)
+    if visible is None and (n > 1 or len(slots) > 1):
+        visible = (cache.slots[:end] <= slots[..., None])[:, None]
+    # Made additive once, for all layers: attention would otherwise do it in each of them.
+    mask = None if visible is None else torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, -math.inf)
     return Slots(index, end, slots if positions is None else positions, mask)
 
 
@@ -201,7 +205,7 @@ class GPT2(nn.Module):
         mask: Bool[Tensor, "rows 1 n end"] | None = None,
     ) -> Float[Tensor, "rows n width"]:
         """The last layer's normalised states: what the output head reads (and what later drafters learn from)."""
-        slots = next_slots(cache, tokens.shape[1], positions, mask, self.device)
+        slots = next_slots(cache, tokens.shape[1], positions, mask, self.dtype)
         x = self.token_embedding(tokens) + self.position_embedding(slots.positions)
         for block, keys, values in zip(self.blocks, cache.keys, cache.values, strict=True):
             x = block(x, keys, values, slots)

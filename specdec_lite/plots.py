@@ -158,7 +158,8 @@ def pass_cost_figure(v: Mapping[int, float], ridge: float) -> Figure:
     look = PALETTE["target"]
     axis.plot(ns, [v[n] for n in ns], marker=look.marker, color=look.colour, label="measured")
     axis.set(xscale="log", yscale="log", xlabel="tokens per pass, n", ylabel="cost in passes over 1 token, v(n)")
-    axis.set_xticks(ns, [str(n) for n in ns], minor=False)
+    axis.set_xticks(ns, [str(n) for n in ns])
+    axis.yaxis.set_major_formatter("{x:g}")
     axis.legend(frameon=False)
     return fig
 
@@ -170,22 +171,25 @@ def cache_timeline(rounds: Sequence[Mapping[str, tuple[int, int, int]]], committ
     after the rollback. committed: how long the sequence was after each round. Its last token is in neither cache yet.
     """
     fig, axis = figure(height=0.6 + 0.5 * len(rounds))
-    draw = {"height": 0.36, "edgecolor": "black", "linewidth": 0.8}
     for y, (caches, length) in enumerate(zip(rounds, committed, strict=True)):
         for role, at in (("target", y - 0.2), ("draft", y + 0.2)):
             before, reached, after = caches[role]
-            look, gone = PALETTE[role], PALETTE["rejected"]
-            axis.barh(at, after, color=look.colour, alpha=0.25, **draw)
-            axis.barh(
-                at, after - before, left=before, color=look.colour, hatch=look.hatch, label=f"{role}: kept", **draw
-            )
-            axis.barh(at, reached - after, left=after, color="white", hatch=gone.hatch, label="rolled back", **draw)
-            lacks = max(0, length - 1 - after)
-            axis.barh(at, lacks, left=after, fill=False, linestyle="--", height=0.36, linewidth=1.6, label="missing")
+            look = PALETTE[role]
+            bars = [
+                (0, before, {"color": to_rgba(look.colour, 0.25), "label": f"{role}: from before"}),
+                (before, after, {"color": look.colour, "hatch": look.hatch, "label": f"{role}: kept"}),
+                (after, reached, {"color": "white", "hatch": PALETTE["rejected"].hatch, "label": "rolled back"}),
+                (after, length - 1, {"fill": False, "linestyle": "--", "linewidth": 1.6, "label": "missing"}),
+            ]
+            for left, right, style in bars:
+                if right > left:
+                    style = {"edgecolor": "black", "linewidth": 0.8} | style
+                    axis.barh(at, right - left, 0.36, left=left, **style)
         axis.plot([length, length], [y - 0.45, y + 0.45], color="black", linewidth=2.5, label="committed up to here")
     axis.set_yticks(range(len(rounds)), [f"round {y + 1}" for y in range(len(rounds))])
     axis.invert_yaxis()
     axis.set(xlabel="position in the sequence", xlim=(0, None))
+    axis.locator_params(axis="x", integer=True)
     handles = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     fig.legend(handles.values(), handles.keys(), loc="outside right upper", frameon=False, fontsize="small")
     return fig

@@ -6,6 +6,7 @@ choices and adds up the probabilities, so the exact law of what *the shipped cod
 should be.
 """
 
+import math
 from collections.abc import Callable, Hashable
 from fractions import Fraction
 from typing import Protocol, TypeVar
@@ -52,10 +53,15 @@ class TorchRandomness:
         return accepted.int().cumprod(0).sum()
 
     def categorical(self, probs: Float[Tensor, " vocab"]) -> Int[Tensor, ""]:
-        # Exponential race: of independent exponential times with rates probs, the first to ring is drawn from probs.
-        # torch.multinomial does the same, but checks its input on the host, which waits for the device.
-        times = torch.empty_like(probs).exponential_(generator=self.generator)
-        return (probs / times).argmax()
+        # Where a uniform number falls in the cumulative sum. (torch.multinomial checks its input on the host, which waits
+        # for the device, and draws a number for every token.) MPS has no float64.
+        exact = torch.float32 if probs.device.type == "mps" else torch.float64
+        cumulative = probs.cumsum(0, dtype=exact)
+        point = torch.rand(1, dtype=exact, generator=self.generator, device=self.generator.device) * cumulative[-1]
+        # From the last possible token on there is nothing to fall short of, however the product was rounded.
+        ends = cumulative.masked_fill_(cumulative == cumulative[-1], math.inf)
+        found = torch.searchsorted(ends, point, right=True)[0]
+        return found.clamp_(max=len(probs) - 1)  # NaN probabilities lie beyond the end; the decoding loop reports them
 
 
 class BranchLimitError(RuntimeError):

@@ -355,7 +355,7 @@ def load_in_new_process(call, home, **environment):
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=120,
+        timeout=600,  # seconds; a few are enough on an idle machine
     )
     assert run.returncode == 0, run.stderr
     return run.stdout
@@ -386,8 +386,9 @@ def hub():
         class Hub(BaseHTTPRequestHandler):
             def do_GET(self, send_body=True):
                 path = self.path.partition("?")[0].strip("/")
-                repository = next(name for name in folders if name in path)
-                files = {file.name: file.read_bytes() for file in folders[repository].iterdir()}
+                repository = next((name for name in folders if name in path), "")
+                listed = folders[repository].iterdir() if repository else ()
+                files = {file.name: file.read_bytes() for file in listed}
                 kind, body = "application/json", None
                 if path == f"api/models/{repository}/revision/main":
                     siblings = [{"rfilename": name} for name in files]
