@@ -1,6 +1,7 @@
 """The draft-then-verify loop. Plain decoding is the same loop with nothing drafted."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ def stream(
     prompt_tokens = encode_prompt(pair.tokenizer, prompt, target.vocab_size)
     if eos_token_id is None and pair.tokenizer is not None:
         eos_token_id = pair.tokenizer.eos_token_id
-    if drafter is None:
+    if drafter is None and K:
         drafter = ModelDrafter(pair.draft, target.vocab_size)
     result = Result(prompt_tokens)
     text = TextStream(pair.tokenizer)
@@ -197,7 +198,9 @@ class Continuation:
 
 def check_lengths(target: LanguageModel, prompt: Sequence[int], max_new_tokens: int, K: int) -> None:
     check_K(K)
-    if not (isinstance(max_new_tokens, int) and max_new_tokens >= 0):
+    if not prompt:
+        raise ValueError("the prompt is empty: a model needs at least one token to go on from")
+    if not (isinstance(max_new_tokens, Integral) and max_new_tokens >= 0):
         raise ValueError(f"max_new_tokens is {max_new_tokens}; it must be a whole number, 0 or more")
     if len(prompt) > target.context:
         raise ValueError(

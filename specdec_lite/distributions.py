@@ -6,6 +6,7 @@ One function makes every distribution in the project: drafting, verifying and pl
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from jaxtyping import Float
@@ -30,7 +31,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ValueError(f"temperature is {self.temperature}; it must be a finite number, 0 (greedy) or more")
-        if self.top_k is not None and not (isinstance(self.top_k, int) and self.top_k >= 0):
+        if self.top_k is not None and not (isinstance(self.top_k, Integral) and self.top_k >= 0):
             raise ValueError(f"top_k is {self.top_k}; it must be a whole number, 1 or more (None or 0: keep all)")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p}; it must lie in (0, 1] (1: keep all)")
@@ -43,7 +44,7 @@ class Sampling:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.temperature == 0:
             return one_hot(logits.argmax(-1), like=logits).masked_fill_(logits.isnan(), math.nan)
-        logits = logits / self.temperature
+        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature  # 0 at most: cannot overflow
         if self.top_k and self.top_k < logits.shape[-1]:
             kth_largest = logits.topk(self.top_k).values[..., -1:]
             logits = logits.masked_fill(logits < kth_largest, -math.inf)

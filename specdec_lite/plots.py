@@ -141,7 +141,7 @@ def roofline_figure(ns: Sequence[int], ceilings: Mapping[str, Sequence[float]], 
         axis.plot(ridges[name], at_ridge, marker, color=drawn.get_color())
         drawn.set(marker=marker, markevery=[0])
     axis.set(xscale="log", yscale="log", xlabel="tokens per pass, n", ylabel="tokens per second, at most")
-    axis.legend(frameon=False)
+    fig.legend(loc="outside right upper", frameon=False, fontsize="small")
     return fig
 
 
@@ -175,7 +175,7 @@ def cache_timeline(rounds: Sequence[Mapping[str, tuple[int, int, int]]], committ
         for role, at in (("target", y - 0.2), ("draft", y + 0.2)):
             before, reached, after = caches[role]
             look = PALETTE[role]
-            bars = [
+            bars: list[tuple[int, int, dict[str, object]]] = [
                 (0, before, {"color": to_rgba(look.colour, 0.25), "label": f"{role}: from before"}),
                 (before, after, {"color": look.colour, "hatch": look.hatch, "label": f"{role}: kept"}),
                 (after, reached, {"color": "white", "hatch": PALETTE["rejected"].hatch, "label": "rolled back"}),
@@ -183,8 +183,8 @@ def cache_timeline(rounds: Sequence[Mapping[str, tuple[int, int, int]]], committ
             ]
             for left, right, style in bars:
                 if right > left:
-                    style = {"edgecolor": "black", "linewidth": 0.8} | style
-                    axis.barh(at, right - left, 0.36, left=left, **style)
+                    outline: dict[str, object] = {"edgecolor": "black", "linewidth": 0.8}
+                    axis.barh(at, right - left, 0.36, left=left, **(outline | style))
         axis.plot([length, length], [y - 0.45, y + 0.45], color="black", linewidth=2.5, label="committed up to here")
     axis.set_yticks(range(len(rounds)), [f"round {y + 1}" for y in range(len(rounds))])
     axis.invert_yaxis()

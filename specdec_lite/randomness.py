@@ -53,8 +53,8 @@ class TorchRandomness:
         return accepted.int().cumprod(0).sum()
 
     def categorical(self, probs: Float[Tensor, " vocab"]) -> Int[Tensor, ""]:
-        # Where a uniform number falls in the cumulative sum. (torch.multinomial checks its input on the host, which waits
-        # for the device, and draws a number for every token.) MPS has no float64.
+        # Where a uniform number falls in the cumulative sum. (torch.multinomial checks its input on the host, which
+        # waits for the device, and draws a number for every token.) MPS has no float64.
         exact = torch.float32 if probs.device.type == "mps" else torch.float64
         cumulative = probs.cumsum(0, dtype=exact)
         point = torch.rand(1, dtype=exact, generator=self.generator, device=self.generator.device) * cumulative[-1]

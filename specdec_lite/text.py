@@ -1,6 +1,7 @@
 """Between text and tokens: prompts, stop strings, and text that arrives token by token."""
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any
 
 UNFINISHED = "\ufffd"  # what a tokenizer shows for bytes that do not make a whole character yet
@@ -32,7 +33,9 @@ def stop_condition(
     tokenizer: Any, eos_token_id: int | Sequence[int] | None, stop_strings: str | Sequence[str] | None
 ) -> Callable[[list[int]], bool]:
     """Whether an output ends with its last token: an end-of-sequence id, or the token that completes a stop string."""
-    eos_ids = {eos_token_id} if isinstance(eos_token_id, int) else set(eos_token_id or ())
+    eos_ids = {eos_token_id} if isinstance(eos_token_id, int | Integral) else set(eos_token_id or ())
+    if not all(isinstance(token, Integral) for token in eos_ids):
+        raise ValueError(f"eos_token_id is {eos_token_id!r}; it must be a token id, or a list of them")
     strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings or ())
     if strings and tokenizer is None:
         raise ValueError("stop_strings need a tokenizer, and this pair has none")

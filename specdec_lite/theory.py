@@ -1,5 +1,7 @@
 """Formulas: how many tokens a round yields, how fast that should be, and what the rounds say about alpha."""
 
+from numbers import Integral
+
 
 def expected_tokens_per_round(alpha: float, K: int) -> float:
     """E: accepted draft tokens plus the recovered or bonus token, when each draft token is accepted with chance alpha.
@@ -36,5 +38,5 @@ def check_alpha(alpha: float) -> None:
 
 
 def check_K(K: int) -> None:
-    if not (isinstance(K, int) and K >= 0):
+    if not (isinstance(K, Integral) and K >= 0):
         raise ValueError(f"K is {K}; it must be a whole number, 0 (no drafting) or more")

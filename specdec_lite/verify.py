@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .distributions import one_hot, residual
+from .distributions import residual
 from .randomness import Randomness
 
 
@@ -46,12 +46,13 @@ def verify(
     K = 0 is plain decoding. Greedy decoding is the case of one-hot p and q. NumPy arrays of ``Fraction`` work too.
     """
     K = len(draft_tokens)
-    if draft_probs is None:
-        draft_probs = one_hot(draft_tokens, like=target_probs[:K])
-    each = torch.arange(K, device=draft_tokens.device)
-    accepted = randomness.first_failure(target_probs[each, draft_tokens] / draft_probs[each, draft_tokens])
+    each = index_of_rows(target_probs, draft_tokens)
     proposed = target_probs * 0  # q for every row; nothing was proposed after the last draft token, so that row stays 0
-    proposed[:K] = draft_probs
+    if draft_probs is None:
+        proposed[each] = 1
+    else:
+        proposed[:K] = draft_probs
+    accepted = randomness.first_failure(target_probs[each] / proposed[each])
     next_token = randomness.categorical(residual(row(target_probs, accepted), row(proposed, accepted)))
     return Verification(accepted, next_token, drafted=K)
 
@@ -59,6 +60,13 @@ def verify(
 Verify = Callable[
     [Int[Tensor, " K"], Float[Tensor, "K vocab"] | None, Float[Tensor, "K+1 vocab"], Randomness], Verification
 ]
+
+
+def index_of_rows(table: Float[Tensor, "rows vocab"], tokens: Int[Tensor, " K"]) -> tuple:
+    """An index for entry ``tokens[i]`` of row i: on the table's device, or in plain numbers for a NumPy array."""
+    if isinstance(table, Tensor):
+        return torch.arange(len(tokens), device=tokens.device), tokens
+    return list(range(len(tokens))), [int(token) for token in tokens]
 
 
 def row(table: Float[Tensor, "rows vocab"], index: int | Int[Tensor, ""]) -> Float[Tensor, " vocab"]:
