@@ -9,6 +9,8 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+import huggingface_hub
+
 from . import __version__
 from .bench import PROMPTS, Report, bench, measure_costs
 from .checkpoints import ModelNotAvailable
@@ -28,6 +30,7 @@ BAD_INPUT = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code: 0 fine, 1 a check failed, 2 bad input (told in one line on stderr)."""
     options = parser().parse_args(arguments)
+    huggingface_hub.logging.set_verbosity_error()  # it reports each retry; an error here is one line
     try:
         return options.run(options)
     except (ValueError, MemoryError, ModelNotAvailable, FloatingPointError, OSError) as error:
@@ -177,8 +180,8 @@ def compare(pair: Pair, fast: list[Result], plain: list[Result], options: argpar
     }
 
 
-def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def number(value: float | None, unit: str = "") -> str:
+    return "-" if value is None else f"{value:.2f}{unit}"
 
 
 def demo_text(report: dict[str, Any]) -> str:
@@ -195,8 +198,8 @@ speculative decoding  {report["speculative_seconds"]:.3f} s
 identical             {same[report["identical"]]}
 acceptance (alpha)    {number(report["alpha"])}
 tokens per round      {number(report["tokens_per_round"])}   of at most K + 1 = {report["K"] + 1}
-speedup, measured     {number(report["speedup"])}x
-speedup, predicted    {number(report["predicted_speedup"])}x   {formula}"""
+speedup, measured     {number(report["speedup"], "x")}
+speedup, predicted    {number(report["predicted_speedup"], "x")}   {formula}"""
 
 
 def run_bench(options: argparse.Namespace) -> int:
