@@ -221,7 +221,12 @@ def rounds_figure(result: Result, tokenizer, first: int = 0, count: int = 6) -> 
     axis.invert_yaxis()
     axis.spines[:].set_visible(False)
     handles = [
-        Patch(facecolor=to_rgba(PALETTE[role].colour, 0.3), hatch=PALETTE[role].hatch, edgecolor="black", label=role)
+        Patch(
+            facecolor=to_rgba(PALETTE[role].colour, 0.3),
+            hatch=PALETTE[role].hatch,
+            edgecolor="black",
+            label=f"{PALETTE[role].sign}{role}{PALETTE[role].sign}",
+        )
         for role in ("accepted", "rejected", "recovered", "bonus")
     ]
     fig.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)

@@ -1,5 +1,6 @@
 """Honest time: the device's own clock, warm-up, interleaved repeats."""
 
+import random
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
@@ -42,11 +43,13 @@ def interleaved(
     """Seconds that each piece of work takes, ``repeats`` times, taken in turn.
 
     Taken in turn, because the speed of a machine drifts: what slows one piece then slows the others as well, and the
-    ratios of medians hold. The first ``warmup`` turns are not counted.
+    ratios of medians hold. In a new order each turn, because a piece of work leaves its mark on the processor's caches
+    for the next: no piece always follows the same other one. The first ``warmup`` turns are not counted.
     """
     seconds: dict[Key, list[float]] = {key: [] for key in works}
+    orders = random.Random(0)
     for turn in range(warmup + repeats):
-        for key, work in works.items():
+        for key, work in orders.sample(list(works.items()), len(works)):
             watch = Stopwatch(device)
             watch.mark()
             work()

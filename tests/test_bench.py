@@ -93,13 +93,15 @@ def test_costs_are_relative_to_one_target_pass(small_pair):
     assert costs.c > 0
 
 
-def test_works_are_timed_in_turn_and_warm_up_is_not_counted():
+def test_works_are_timed_in_turn_in_changing_order_and_warm_up_is_not_counted():
     calls = []
     seconds = interleaved(
-        {name: lambda name=name: calls.append(name) for name in "ab"}, device=torch.device("cpu"), repeats=3, warmup=2
+        {name: lambda name=name: calls.append(name) for name in "abc"}, device=torch.device("cpu"), repeats=6, warmup=2
     )
-    assert calls == list("ab" * 5)
-    assert all(len(times) == 3 for times in seconds.values())
+    turns = [calls[i : i + 3] for i in range(0, len(calls), 3)]
+    assert [sorted(turn) for turn in turns] == [["a", "b", "c"]] * 8
+    assert len({tuple(turn) for turn in turns}) > 1
+    assert all(len(times) == 6 for times in seconds.values())
 
 
 def test_hugging_face_generate_gives_the_same_greedy_tokens_plain_and_assisted(small_pair):
