@@ -1,28 +1,37 @@
 """Does it pay, and with which K? Speculative decoding measured against plain decoding, beside its prediction.
 
 Everything is measured in one process, taken in turn: the costs of single passes (for the prediction), plain decoding,
-speculative decoding for each K and, if wanted, Hugging Face's ``generate``. A speedup is a ratio of two times of one
-run.
+speculative decoding for each K and, if wanted, Hugging Face's ``generate``. The work comes in blocks: one prompt, once
+with every K. A speedup compares times of the same blocks. Each time is written down as it comes (``results.py``);
+``report.py`` makes the numbers from what was written down, and from nothing else.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from statistics import median
+import os
+import platform
+import random
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import asdict, replace
+from datetime import datetime, timezone
+from itertools import product
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float
+import transformers
 
+from .costs import measure_costs
 from .decoding import speculative
 from .distributions import Sampling
-from .engines import HuggingFace
+from .engines import EngineError, HuggingFace
 from .models import LanguageModel
 from .pairs import Pair
 from .record import Result, Statistics
+from .report import Report, summarise
+from .results import Record, Results
 from .text import encode_prompt
-from .theory import check_K, predicted_speedup
-from .timing import Stopwatch, interleaved
+from .theory import check_alpha, check_K
+from .timing import Stopwatch
+from .verify import Verification, Verify, verify
 
 PROMPTS = {
     "story": "Once upon a time there was a king who had three daughters, and the youngest was so beautiful that",
@@ -31,230 +40,183 @@ PROMPTS = {
     "code-like": "If the door is red, go left. If the door is blue, go right. If the door is green, go",
     "copy-heavy": "The cat sat on the wall. The dog sat on the wall. The hen sat on the wall. The fox",
 }
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What single passes cost, measured apart from any loop. t1: seconds of a target pass over one token."""
-
-    t1: float
-    v: dict[int, float]  # n -> a target pass over n tokens, over t1
-    c: float  # a draft step (pass, distribution, draw), over t1
-
-
-@dataclass(frozen=True)
-class Row:
-    """One K. speedup: against plain decoding, with a 95% interval over prompts; rates as in ``record.Statistics``."""
-
-    K: int
-    alpha: float | None
-    tokens_per_round: float
-    acceptance_rate: float | None
-    tokens_per_second: float
-    speedup: float
-    speedup_low: float
-    speedup_high: float
-    predicted_speedup: float
-    hf_assisted_ratio: float | None = None  # our speed over Hugging Face's assisted generation with the same K
-
-
-@dataclass(frozen=True)
-class Report:
-    pair: str
-    temperature: float
-    prompts: int
-    repeats: int
-    new_tokens: int
-    threads: int
-    device: str
-    c: float
-    v: dict[int, float]
-    t1_milliseconds: float
-    plain_tokens_per_second: float
-    hf_plain_ratio: float | None  # our plain decoding's speed over Hugging Face's generate
-    rows: list[Row]
-    best_k_measured: int
-    best_k_predicted: int
-    verdict: str
-
-
-def passes(model: LanguageModel, ns: Iterable[int], *, context: int) -> dict[int, Callable[[], None]]:
-    """Pieces of work to be timed: a pass over n tokens behind ``context`` others, with the distributions it gives."""
-    longest = max(ns)
-    cache = model.new_cache(context + longest)
-    tokens = torch.zeros((1, context + longest), dtype=torch.long, device=model.device)
-    with torch.inference_mode():
-        model(tokens[:, :context], cache, last=1)
-
-    def pass_over(n: int) -> Callable[[], None]:
-        def work() -> None:
-            with torch.inference_mode():
-                Sampling().probs(model(tokens[:, :n], cache, last=n))
-            cache.rollback(context)
-
-        return work
-
-    return {n: pass_over(n) for n in ns}
-
-
-def measure_costs(pair: Pair, longest: int, *, context: int = 64, repeats: int = 40) -> Costs:
-    """t(1), v(1..longest) and c from single passes, medians of interleaved repeats."""
-    works: dict[Any, Callable[[], None]] = dict(passes(pair.target, range(1, longest + 1), context=context))
-    works["draft"] = passes(pair.draft, [1], context=context)[1]
-    seconds = {
-        key: median(times) for key, times in interleaved(works, device=pair.target.device, repeats=repeats).items()
-    }
-    t1 = seconds[1]
-    return Costs(t1, {n: seconds[n] / t1 for n in range(1, longest + 1)}, seconds["draft"] / t1)
-
-
-@dataclass(frozen=True)
-class Run:
-    """One decoding run of the benchmark: seconds and tokens, without the first round (it holds the prefill)."""
-
-    seconds: float
-    tokens: int
-    result: Result | None  # None: another engine's run, seen from outside and prefill included
-
-    @property
-    def wall_per_token(self) -> float:
-        """Seconds per token, prefill included."""
-        return self.result.seconds / len(self.result.tokens) if self.result else self.seconds / self.tokens
-
-    @classmethod
-    def of(cls, result: Result) -> "Run":
-        rounds = result.rounds[1:]
-        return cls(sum(r.seconds for r in rounds), sum(len(r.tokens) for r in rounds), result)
+LONGEST_PASS = 16  # v(n) is measured for n = 1 to at least this
+WARM_UP_TOKENS = 8
+OWN, HUGGING_FACE = "own", "hugging face"
+Work = Callable[[list[int], int], Record]  # (prompt, seed) -> the fields of a "run" record
 
 
 def bench(
     pair: Pair,
     Ks: Sequence[int] = (1, 2, 3, 4, 5, 6, 8),
     *,
-    prompts: Sequence[str | Sequence[int]] = tuple(PROMPTS.values()),
+    prompts: Mapping[str, str] | Sequence[str | Sequence[int]] = PROMPTS,
     max_new_tokens: int = 128,
     sampling: Sampling = Sampling(),
     repeats: int = 3,
     hugging_face: bool = True,
     seed: int = 0,
-    progress: Callable[[str], None] = lambda message: None,
+    alpha: float | None = None,
+    path: str | Path | None = None,
+    command: str = "",
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> Report:
     """Plain and speculative decoding for each K, in turn, over prompts x repeats; see ``Report`` for what comes back.
 
     hugging_face: also run transformers' ``generate``, plain and assisted with each K, for comparison.
-    Raises ``ValueError`` for bad input before any work is done.
+    alpha: do not verify, but accept each draft token with this chance. What is timed is then a real loop with an
+    assumed acceptance; a pair of random weights needs it (0.8 when nothing is given), and the report says so.
+    path: a results file, written as the numbers come. If it exists, the run that it holds is resumed.
+    command: how to repeat the run, for the report. progress: is called with (runs done, runs in all, what is next).
+
+    Raises ``ValueError`` for bad input and a file of another run, before any work is done; ``EngineError`` when
+    decoding fails on the way (what was measured until then is in the file).
     """
+    check_plan(Ks, prompts, max_new_tokens, repeats, alpha)
+    if alpha is None and pair.random_weights:
+        alpha = 0.8
+    texts = list(prompts.values()) if isinstance(prompts, Mapping) else list(prompts)
+    ids = [encode_prompt(pair.tokenizer, text, pair.target.vocab_size) for text in texts]
+    settings = {
+        "pair": pair.name, "Ks": list(Ks), "prompts": ids, "max_new_tokens": max_new_tokens,
+        "sampling": asdict(sampling), "repeats": repeats, "seed": seed, "hugging_face": hugging_face, "alpha": alpha,
+    }  # fmt: skip
+    results = Results(settings | machine(pair.target), path)
+    results.append("session", command=command, **state())
+    works = runners(pair, Ks, max_new_tokens, sampling, hugging_face, alpha)
+    progress(0, len(works) * len(ids) * repeats, "warming up")
+    for work in runners(pair, Ks, WARM_UP_TOKENS, sampling, hugging_face, alpha).values():
+        work(ids[0], seed)
+    if not results.of("costs"):
+        progress(0, len(works) * len(ids) * repeats, "single passes")
+        results.append("costs", **asdict(measure_costs(pair, Ks, longest=LONGEST_PASS, sampling=sampling)))
+    measure_blocks(works, ids, repeats, seed, results, progress)
+    return summarise(results.records)
+
+
+def check_plan(Ks: Sequence[int], prompts: Sized, max_new_tokens: int, repeats: int, alpha: float | None) -> None:
+    """Raises ``ValueError`` for what ``bench`` cannot do; needs no pair, so it can be asked before one is loaded."""
     for K in Ks:
         check_K(K)
-    if not (Ks and min(Ks) >= 1 and repeats >= 1 and prompts and max_new_tokens >= 2):
+    if not (Ks and min(Ks) >= 1 and repeats >= 1 and len(prompts) and max_new_tokens >= 2):
         raise ValueError("bench needs at least one K >= 1, one prompt, one repeat and two new tokens")
-    ids = [encode_prompt(pair.tokenizer, prompt, pair.target.vocab_size) for prompt in prompts]
-    works = runners(pair, Ks, max_new_tokens, sampling, hugging_face)
-    for key, work in works.items():
-        progress(f"warming up: {key}")
-        work(ids[0], seed)
-    costs = measure_costs(pair, max(Ks) + 1, context=min(64, pair.target.context - max(Ks) - 1))
-    runs: dict[Any, list[list[Run]]] = {key: [[] for _ in ids] for key in works}
-    for repeat in range(repeats):
-        for i, prompt in enumerate(ids):
-            progress(f"repeat {repeat + 1} of {repeats}, prompt {i + 1} of {len(ids)}")
-            for key, work in works.items():
-                runs[key][i].append(work(prompt, seed + repeat))
-    return make_report(pair, Ks, runs, costs, max_new_tokens, sampling)
+    if alpha is not None:
+        check_alpha(alpha)
+
+
+def measure_blocks(
+    works: Mapping[tuple[str, int], Work],
+    prompts: list[list[int]],
+    repeats: int,
+    seed: int,
+    results: Results,
+    progress: Callable[[int, int, str], None],
+) -> None:
+    """Run every block that the results lack. A block that was interrupted is run again as a whole."""
+    measured = {(r["repeat"], r["prompt"], r["engine"], r["K"]) for r in results.of("run")}
+    total, done = len(works) * len(prompts) * repeats, 0
+    for repeat, i in product(range(repeats), range(len(prompts))):
+        missing = {key for key in works if (repeat, i, *key) not in measured}
+        order = random.Random(f"{seed} {repeat} {i}").sample(list(works), len(works)) if missing else []
+        for engine, K in order:
+            progress(done, total, f"prompt {i + 1}, {engine}, K = {K}")
+            try:
+                record = works[engine, K](prompts[i], seed + repeat)
+            except Exception as error:
+                kept = f"; what was measured is in {results.path}" if results.path else ""
+                raise EngineError(f"{engine} with K = {K} failed on prompt {i + 1}: {error}{kept}") from error
+            results.append("run", repeat=repeat, prompt=i, engine=engine, K=K, **record)
+            done += 1
+        done += 0 if missing else len(works)
+    progress(done, total, "done")
 
 
 def runners(
-    pair: Pair, Ks: Sequence[int], max_new_tokens: int, sampling: Sampling, hugging_face: bool
-) -> dict[Any, Callable[[list[int], int], Run]]:
-    """What is run in turn: plain decoding under 0, speculative under K, Hugging Face's under ("hf", 0 or K)."""
+    pair: Pair, Ks: Sequence[int], max_new_tokens: int, sampling: Sampling, hugging_face: bool, alpha: float | None
+) -> dict[tuple[str, int], Work]:
+    """What is run in turn, by (engine, K). K = 0 is plain decoding."""
+    rule = verify if alpha is None else assumed_acceptance(alpha)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling, "eos_token_id": []}
 
-    def own(K: int) -> Callable[[list[int], int], Run]:
-        return lambda prompt, seed: Run.of(speculative(pair, prompt, K=K, seed=seed, **options))
+    def own(K: int) -> Work:
+        return lambda prompt, seed: own_record(speculative(pair, prompt, K=K, seed=seed, verify=rule, **options))
 
-    works: dict[Any, Callable[[list[int], int], Run]] = {K: own(K) for K in (0, *Ks)}
-    if hugging_face:
-        for K in (0, *Ks):
-            works["hf", K] = timed_engine(HuggingFace(pair, K), pair.target.device, max_new_tokens, sampling)
+    works: dict[tuple[str, int], Work] = {(OWN, K): own(K) for K in (0, *Ks)}
+    if hugging_face:  # which cannot be told what to accept: with an assumed alpha only plain decoding compares
+        for K in (0, *Ks) if alpha is None else (0,):
+            works[HUGGING_FACE, K] = timed(HuggingFace(pair, K), pair.target.device, max_new_tokens, sampling)
     return works
 
 
-def make_report(
-    pair: Pair, Ks: Sequence[int], runs: dict[Any, list[list[Run]]], costs: Costs, new_tokens: int, sampling: Sampling
-) -> Report:
-    rows = [make_row(K, runs, costs) for K in Ks]
-    best = max(rows, key=lambda row: row.speedup)
-    return Report(
-        pair=pair.name,
-        temperature=sampling.temperature,
-        prompts=len(runs[0]),
-        repeats=len(runs[0][0]),
-        new_tokens=new_tokens,
-        threads=torch.get_num_threads(),
-        device=str(pair.target.device),
-        c=costs.c,
-        v=costs.v,
-        t1_milliseconds=costs.t1 * 1000,
-        plain_tokens_per_second=float(1 / per_token(runs[0]).mean()),
-        hf_plain_ratio=wall(runs["hf", 0]) / wall(runs[0]) if ("hf", 0) in runs else None,
-        rows=rows,
-        best_k_measured=best.K,
-        best_k_predicted=max(rows, key=lambda row: row.predicted_speedup).K,
-        verdict=verdict(best, costs),
-    )
+def assumed_acceptance(alpha: float) -> Verify:
+    """A rule for timing only: each draft token is accepted with chance ``alpha``, whatever p and q say."""
+
+    def rule(draft_tokens, draft_probs, target_probs, randomness) -> Verification:
+        outcome = verify(draft_tokens, draft_probs, target_probs, randomness)  # its time belongs to the round
+        chances = torch.full(draft_tokens.shape, alpha, device=target_probs.device)
+        return replace(outcome, accepted=randomness.first_failure(chances))
+
+    return rule
 
 
-def timed_engine(
-    engine: HuggingFace, device: torch.device, max_new_tokens: int, sampling: Sampling
-) -> Callable[[list[int], int], Run]:
-    def work(prompt: list[int], seed: int) -> Run:
+def own_record(result: Result) -> Record:
+    """A run of this library. Times and ``tokens`` are without the first round, which holds the prompt's prefill."""
+    later = result.rounds[1:]
+    positions = max((len(round.draft_tokens) for round in result.rounds), default=0)
+    return {
+        "first_seconds": result.rounds[0].seconds,
+        "first_tokens": len(result.rounds[0].tokens),
+        "seconds": sum(round.seconds for round in later),
+        "tokens": sum(len(round.tokens) for round in later),
+        "draft_seconds": sum(round.draft_seconds for round in later),
+        "target_seconds": sum(round.target_seconds for round in later),
+        "other_seconds": sum(round.other_seconds for round in later),
+        "counts": asdict(Statistics.pooled([result])),
+        # For each draft position: in how many rounds it was verified, and in how many it was accepted.
+        "tried": [sum(round.accepted + round.rejected > i for round in result.rounds) for i in range(positions)],
+        "accepted": [sum(round.accepted > i for round in result.rounds) for i in range(positions)],
+    }
+
+
+def timed(engine: HuggingFace, device: torch.device, max_new_tokens: int, sampling: Sampling) -> Work:
+    """A run of another engine, seen from outside: prefill included."""
+
+    def work(prompt: list[int], seed: int) -> Record:
         watch = Stopwatch(device)
         watch.mark()
         tokens = engine.generate(prompt, max_new_tokens=max_new_tokens, sampling=sampling, seed=seed)
         watch.mark()
-        return Run(watch.seconds()[0], len(tokens), None)
+        seen = engine.statistics
+        return {
+            "seconds": watch.seconds()[0], "tokens": len(tokens), "drafted": seen.drafted, "accepted": seen.accepted,
+        }  # fmt: skip
 
     return work
 
 
-def per_token(runs: list[list[Run]]) -> Float[np.ndarray, " prompts"]:
-    """Seconds per token for each prompt: the median over repeats."""
-    return np.array([median(run.seconds / run.tokens for run in repeats) for repeats in runs])
+def machine(model: LanguageModel) -> Record:
+    """What a time depends on besides the work. A run is resumed only where this is the same."""
+    cuda = model.device.type == "cuda"
+    return {
+        "device": str(model.device),
+        "device_name": torch.cuda.get_device_name(model.device) if cuda else processor(),
+        "dtype": str(getattr(model, "dtype", torch.float32)).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
 
 
-def wall(runs: list[list[Run]]) -> float:
-    """Seconds per token of whole runs, prefill included: what can be compared with an engine seen from outside."""
-    return float(np.mean([median(run.wall_per_token for run in repeats) for repeats in runs]))
+def processor() -> str:
+    """The CPU's own name where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
-def make_row(K: int, runs: dict[Any, list[list[Run]]], costs: Costs) -> Row:
-    plain, ours = per_token(runs[0]), per_token(runs[K])
-    speedup = plain.sum() / ours.sum()
-    choice = np.random.default_rng(0).integers(len(plain), size=(2000, len(plain)))
-    low, high = np.quantile(plain[choice].sum(1) / ours[choice].sum(1), [0.025, 0.975])
-    statistics = Statistics.pooled([run.result for repeats in runs[K] for run in repeats if run.result])
-    return Row(
-        K=K,
-        alpha=statistics.alpha,
-        tokens_per_round=statistics.tokens_per_round or 0.0,
-        acceptance_rate=statistics.acceptance_rate,
-        tokens_per_second=float(1 / ours.mean()),
-        speedup=float(speedup),
-        speedup_low=float(low),
-        speedup_high=float(high),
-        predicted_speedup=predicted_speedup(statistics.alpha or 0.0, K, costs.c, costs.v[K + 1]),
-        hf_assisted_ratio=wall(runs["hf", K]) / wall(runs[K]) if ("hf", K) in runs else None,
-    )
-
-
-def verdict(best: Row, costs: Costs) -> str:
-    """One sentence: speculate with which K, or why not."""
-    if best.speedup_low > 1:
-        return f"speculate with K = {best.K}: {best.speedup:.2f}x the speed of plain decoding"
-    cost = costs.v[best.K + 1] + best.K * costs.c
-    if best.speedup < 1:
-        return (
-            f"do not speculate: it would be slower, because even the best K = {best.K} yields "
-            f"{best.tokens_per_round:.2f} tokens per round, and a round costs as much as {cost:.2f} plain steps"
-        )
-    return f"too close to call: {best.speedup_low:.2f}x to {best.speedup_high:.2f}x at K = {best.K}; use more prompts"
+def state() -> Record:
+    """When a session began, and how busy the machine was."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {"begun": datetime.now(timezone.utc).isoformat(timespec="seconds"), "load_average": load}

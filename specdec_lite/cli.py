@@ -3,24 +3,31 @@
 import argparse
 import json
 import os
+import re
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from statistics import median
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+from tqdm import tqdm
 
 from . import __version__
-from .bench import PROMPTS, Report, bench, measure_costs
+from .bench import PROMPTS, bench, check_plan
 from .checkpoints import ModelNotAvailable
 from .decoding import autoregressive, speculative, stream
+from .demo import compare, demo_text
 from .distributions import Sampling
 from .doctor import diagnose
+from .engines import EngineError
 from .pairs import Pair, load_pair
-from .record import Result, Round, Statistics
+from .record import Result, Round
+from .report import Report
 from .text import decode_text
-from .theory import predicted_speedup
+from .writeup import as_text, write_report
 
 COLOURS = {"accepted": "\033[32m", "recovered": "\033[31m", "bonus": "\033[36m"}  # green, red, cyan
 RESET = "\033[0m"
@@ -30,10 +37,11 @@ BAD_INPUT = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code: 0 fine, 1 a check failed, 2 bad input (told in one line on stderr)."""
     options = parser().parse_args(arguments)
+    options.command = shlex.join(["specdec", *(sys.argv[1:] if arguments is None else arguments)])
     huggingface_hub.logging.set_verbosity_error()  # it reports each retry; an error here is one line
     try:
         return options.run(options)
-    except (ValueError, MemoryError, ModelNotAvailable, FloatingPointError, OSError) as error:
+    except (ValueError, MemoryError, ModelNotAvailable, EngineError, FloatingPointError, OSError) as error:
         print(f"specdec: {error}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
@@ -56,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
             sub.add_argument("--draft", help="a smaller model with the same tokenizer")
             sub.add_argument("--device", default="cpu", help="cpu (default), cuda, mps or auto")
             sub.add_argument("--dtype", default="float32", help="float32 (default), bfloat16 or float16")
-            sub.add_argument("--max-new-tokens", type=int, default=128)
+            sub.add_argument("--max-new-tokens", type=int, default=128, help="(default: 128)")
             sub.add_argument("--temperature", type=float, default=0.0 if name == "demo" else 1.0, help="0 is greedy")
             sub.add_argument("--top-k", type=int, default=None)
             sub.add_argument("--top-p", type=float, default=1.0)
@@ -72,8 +80,15 @@ def parser() -> argparse.ArgumentParser:
     generate.add_argument("--stop", action="append", help="a text that ends the output (may be given more than once)")
     measure = command("bench", run_bench, "Measure plain and speculative decoding for several K.", decodes=True)
     measure.add_argument("--K", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 8])
+    measure.add_argument("--prompts", nargs="+", help="texts to go on from (default: five of five kinds)")
     measure.add_argument("--repeats", type=int, default=3)
+    measure.add_argument(
+        "--alpha", type=float, help="assume this acceptance instead of verifying (random weights: 0.8)"
+    )
+    measure.add_argument("--out", help="results file (.jsonl); an unfinished one is resumed (default: a new file here)")
     measure.add_argument("--no-hugging-face", action="store_true", help="leave out the comparison with generate()")
+    again = command("report", run_report, "Make the report and the picture of a results file again.", decodes=False)
+    again.add_argument("results", help="a .jsonl file that `specdec bench` wrote")
     command("doctor", run_doctor, "Check this machine and its installation.", decodes=False)
     return top
 
@@ -150,95 +165,55 @@ def run_demo(options: argparse.Namespace) -> int:
     while len(plain) < 5 and sum(run.seconds for run in plain) < 5:  # in turn, so that a drift of the machine hits both
         fast.append(speculative(pair, options.prompt, K=options.K, **common))
         plain.append(autoregressive(pair, options.prompt, **common))
-    report = compare(pair, fast, plain, options)
+    report = compare(pair, fast, plain, options.K, options.temperature)
     print(json.dumps(report) if options.json else demo_text(report))
     return 1 if report["identical"] is False else 0
 
 
-def compare(pair: Pair, fast: list[Result], plain: list[Result], options: argparse.Namespace) -> dict[str, Any]:
-    """What the demo reports. identical is None when sampling (the law is the same then, not the tokens), alpha when the
-    weights are random (it would mean nothing)."""
-    K = options.K
-    costs = measure_costs(pair, K + 1, context=min(64, pair.target.context - K - 1))
-    alpha = None if pair.random_weights else Statistics.pooled(fast).alpha
-    plain_seconds, fast_seconds = (median(run.seconds for run in runs) for runs in (plain, fast))
-    return {
-        "pair": pair.name,
-        "K": K,
-        "temperature": options.temperature,
-        "new_tokens": len(fast[0].tokens),
-        "identical": fast[0].tokens == plain[0].tokens if options.temperature == 0 else None,
-        "alpha": alpha,
-        "tokens_per_round": fast[0].tokens_per_round,
-        "plain_seconds": plain_seconds,
-        "speculative_seconds": fast_seconds,
-        "speedup": plain_seconds / fast_seconds if fast_seconds else None,
-        "predicted_speedup": None if alpha is None else predicted_speedup(alpha, K, costs.c, costs.v[K + 1]),
-        "c": costs.c,
-        "v": costs.v[K + 1],
-        "text": fast[0].text,
-    }
-
-
-def number(value: float | None, unit: str = "") -> str:
-    return "-" if value is None else f"{value:.2f}{unit}"
-
-
-def demo_text(report: dict[str, Any]) -> str:
-    same = {
-        True: "yes, token for token",
-        False: "NO: the two texts differ (in half precision a near-tie can tip; in float32 this is a fault)",
-        None: "not expected when sampling: the law is the same, the draws are not (try --temperature 0)",
-    }
-    formula = f"E / (v(K+1) + K c) with v = {report['v']:.2f}, c = {report['c']:.2f}"
-    return f"""
-{report["new_tokens"]} tokens
-plain decoding        {report["plain_seconds"]:.3f} s
-speculative decoding  {report["speculative_seconds"]:.3f} s
-identical             {same[report["identical"]]}
-acceptance (alpha)    {number(report["alpha"])}
-tokens per round      {number(report["tokens_per_round"])}   of at most K + 1 = {report["K"] + 1}
-speedup, measured     {number(report["speedup"], "x")}
-speedup, predicted    {number(report["predicted_speedup"], "x")}   {formula}"""
-
-
 def run_bench(options: argparse.Namespace) -> int:
-    report = bench(
-        pair_of(options),
-        options.K,
-        max_new_tokens=options.max_new_tokens,
-        sampling=decoding_options(options)["sampling"],
-        repeats=options.repeats,
-        hugging_face=not options.no_hugging_face,
-        seed=options.seed,
-        progress=lambda message: print(f"\r{message:<50}", end="", file=sys.stderr, flush=True),
-    )
-    print("\r" + " " * 50 + "\r", end="", file=sys.stderr)
-    print(json.dumps(asdict(report)) if options.json else bench_text(report))
+    check_plan(options.K, options.prompts or PROMPTS, options.max_new_tokens, options.repeats, options.alpha)
+    pair = pair_of(options)
+    path = Path(options.out or f"specdec-bench-{slug(pair.name)}-{datetime.now():%Y%m%d-%H%M%S}.jsonl")
+    with tqdm(unit="run", file=sys.stderr, leave=False) as bar:
+
+        def progress(done: int, total: int, what: str) -> None:
+            bar.total, bar.n = total, done
+            bar.set_description(what)
+
+        report = bench(
+            pair,
+            options.K,
+            prompts=options.prompts or PROMPTS,
+            max_new_tokens=options.max_new_tokens,
+            sampling=decoding_options(options)["sampling"],
+            repeats=options.repeats,
+            hugging_face=not options.no_hugging_face,
+            seed=options.seed,
+            alpha=options.alpha,
+            path=path,
+            command=options.command,
+            progress=progress,
+        )
+    _, page, picture = write_report(path)
+    show_report(report, options)
+    print(f"\nresults: {path}\nreport:  {page}\npicture: {picture}", file=sys.stderr)
     return 0
 
 
-def bench_text(report: Report) -> str:
-    head = (
-        f"{'K':>2} {'alpha':>6} {'E':>5} {'tok/s':>7} {'speedup':>8} {'95% interval':>13} {'predicted':>9} {'vs HF':>6}"
-    )
-    lines = [
-        f"{report.pair} on {report.device}, {report.threads} threads, temperature {report.temperature:g}, "
-        f"{report.prompts} prompts x {report.repeats} repeats x {report.new_tokens} tokens",
-        f"t(1) = {report.t1_milliseconds:.2f} ms, c = {report.c:.3f}, "
-        + ", ".join(f"v({n}) = {v:.2f}" for n, v in report.v.items() if n > 1),
-        f"plain decoding {report.plain_tokens_per_second:.0f} tokens/s"
-        + (f", {report.hf_plain_ratio:.2f}x Hugging Face generate" if report.hf_plain_ratio else ""),
-        "",
-        head,
-    ]
-    for row in report.rows:
-        lines.append(
-            f"{row.K:>2} {number(row.alpha):>6} {row.tokens_per_round:>5.2f} {row.tokens_per_second:>7.0f} "
-            f"{row.speedup:>7.2f}x {row.speedup_low:>6.2f}-{row.speedup_high:<6.2f} {row.predicted_speedup:>8.2f}x "
-            f"{number(row.hf_assisted_ratio):>6}"
-        )
-    return "\n".join([*lines, "", report.verdict])
+def run_report(options: argparse.Namespace) -> int:
+    report, page, picture = write_report(options.results)
+    show_report(report, options)
+    print(f"\nreport:  {page}\npicture: {picture}", file=sys.stderr)
+    return 0
+
+
+def show_report(report: Report, options: argparse.Namespace) -> None:
+    print(json.dumps(asdict(report)) if options.json else as_text(report))
+
+
+def slug(name: str) -> str:
+    """A name that can be part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-")
 
 
 def run_doctor(options: argparse.Namespace) -> int:

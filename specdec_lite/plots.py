@@ -231,3 +231,33 @@ def rounds_figure(result: Result, tokenizer, first: int = 0, count: int = 6) -> 
     ]
     fig.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
     return fig
+
+
+def benchmark_figure(report) -> Figure:
+    """Two panels from a ``report.Report``: speedup against K, measured and predicted; and v(n), with K c beside it."""
+    fig, (left, right) = figure(columns=2, width=9.6)
+    Ks = [row.K for row in report.rows]
+    measured = [row.speedup for row in report.rows]
+    errors = np.abs([[row.speedup_low, row.speedup_high] for row in report.rows] - np.array(measured)[:, None]).T
+    bonus, target, draft = PALETTE["bonus"], PALETTE["target"], PALETTE["draft"]
+    left.axhline(1, color="black", linewidth=0.8, linestyle="--")
+    left.annotate("plain decoding", (Ks[-1], 1), ha="right", va="bottom", fontsize="small")
+    left.plot(Ks, [row.textbook_speedup for row in report.rows], ":", color="grey", label="textbook, E / (1 + K c)")
+    left.plot(Ks, [row.predicted_speedup for row in report.rows], "-", color=target.colour, label="predicted")
+    left.errorbar(
+        Ks, measured, errors, fmt=bonus.marker, color=bonus.colour, ecolor="black", markeredgecolor="black",
+        capsize=3, label="measured, 95% interval",
+    )  # fmt: skip
+    left.set(xlabel="tokens drafted per round, K", ylabel="speedup", ylim=(0, None), xticks=Ks)
+    left.set_title(f"{report.settings['pair']}, temperature {report.settings['sampling']['temperature']:g}")
+    left.legend(frameon=False, loc="lower center", fontsize="small")
+    ns = sorted(report.v)
+    right.plot(ns, [report.v[n] for n in ns], marker=target.marker, color=target.colour, label="target: n tokens, v(n)")
+    right.plot(
+        list(report.drafting), list(report.drafting.values()), marker=draft.marker, color=draft.colour,
+        linestyle="--", label="draft: K tokens, K c",
+    )  # fmt: skip
+    right.set(xlabel="tokens, n or K", ylabel="cost in target passes over 1 token", ylim=(0, None))
+    right.set_title(f"t(1) = {report.t1_milliseconds:.3g} ms, c = {report.c:.2f}")
+    right.legend(frameon=False, fontsize="small")
+    return fig

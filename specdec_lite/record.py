@@ -4,7 +4,7 @@ The decoding loop returns these records and prints nothing; colouring, figures, 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from .theory import alpha_mle
 
@@ -113,6 +113,10 @@ class Statistics:
             accepted=sum(round.accepted for round in rounds),
             rejections=sum(round.rejected for round in rounds),
         )
+
+    @classmethod
+    def summed(cls, parts: Sequence["Statistics"]) -> "Statistics":
+        return cls(*(sum(counts) for counts in zip(*map(astuple, parts), strict=True)))
 
     @property
     def alpha(self) -> float | None:

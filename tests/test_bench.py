@@ -1,19 +1,22 @@
-"""The benchmark: what it counts, and how it turns counts into a verdict. Never an absolute time."""
+"""The benchmark: what it measures, what it writes down, and how it goes on after a kill. Never an absolute time."""
 
-import numpy as np
+import json
+
 import pytest
 import torch
 
-from specdec_lite.bench import Costs, Row, Run, bench, make_row, measure_costs, per_token, verdict, wall
-from specdec_lite.distributions import GREEDY, Sampling
-from specdec_lite.engines import HuggingFace, transformers_model
+from specdec_lite.bench import assumed_acceptance, bench, own_record
+from specdec_lite.costs import measure_costs
+from specdec_lite.engines import EngineError, HuggingFace
 from specdec_lite.gpt2 import GPT2, GPT2Config
 from specdec_lite.pairs import Pair
+from specdec_lite.randomness import TorchRandomness, enumerate_outcomes
 from specdec_lite.record import Result, Round
+from specdec_lite.results import VERSION, Results, read_results
 from specdec_lite.table import TableModel
 from specdec_lite.timing import interleaved
 
-COSTS = Costs(t1=0.001, v={n: 1 + 0.1 * (n - 1) for n in range(1, 10)}, c=0.1)
+SHORT = {"prompts": [[0], [1]], "max_new_tokens": 12, "repeats": 2, "hugging_face": False}
 
 
 @pytest.fixture(scope="module")
@@ -25,58 +28,41 @@ def small_pair():
     return Pair("small", *models, tokenizer=None)
 
 
+@pytest.fixture
+def table_pair():
+    laws = torch.tensor([[0.6, 0.3, 0.1], [0.3, 0.6, 0.1]], dtype=torch.float64)
+    return Pair("table", TableModel(laws[0]), TableModel(laws[1]), tokenizer=None)
+
+
 def result_of(rounds):
     result = Result([1])
     for seconds, drafted, accepted, origin in rounds:
         origins = ("accepted",) * accepted + (origin,)
-        result.add(Round((0,) * drafted, (0,) * (accepted + 1), origins, seconds, 0.0, 0.0))
+        result.add(Round((0,) * drafted, (0,) * (accepted + 1), origins, seconds, 0.25, 0.0))
     return result
 
 
 def test_a_run_leaves_out_the_first_round_because_it_holds_the_prefill():
-    run = Run.of(result_of([(9.0, 2, 2, "bonus"), (1.0, 2, 1, "recovered"), (2.0, 2, 0, "recovered")]))
-    assert (run.seconds, run.tokens) == (3.0, 3)
-    assert wall([[run]]) == pytest.approx(12.0 / 6)
+    record = own_record(result_of([(9.0, 2, 2, "bonus"), (1.0, 2, 1, "recovered"), (2.0, 2, 0, "recovered")]))
+    assert (record["seconds"], record["tokens"]) == (3.5, 3)
+    assert (record["first_seconds"], record["first_tokens"]) == (9.25, 3)
+    assert (record["draft_seconds"], record["target_seconds"]) == (3.0, 0.5)
 
 
-def test_seconds_per_token_are_medians_over_repeats():
-    runs = [[Run(seconds, 2, None) for seconds in (2.0, 4.0, 100.0)], [Run(6.0, 3, None)]]
-    assert per_token(runs).tolist() == [2.0, 2.0]
+def test_a_position_was_tried_where_all_before_it_were_accepted():
+    record = own_record(result_of([(1, 3, 3, "bonus"), (1, 3, 1, "recovered"), (1, 3, 0, "recovered")]))
+    assert record["tried"] == [3, 2, 1]
+    assert record["accepted"] == [2, 1, 1]
 
 
-def test_a_row_holds_ratios_and_pooled_rates():
-    plain = [[Run(4.0, 4, result_of([(1, 0, 0, "bonus")] * 5))], [Run(4.0, 4, None)]]
-    fast = [
-        [Run(2.0, 4, result_of([(1.0, 2, 2, "bonus"), (1.0, 2, 0, "recovered")]))],
-        [Run(2.0, 4, result_of([(1.0, 2, 1, "recovered")]))],
-    ]
-    row = make_row(2, {0: plain, 2: fast}, COSTS)
-    assert row.speedup == row.speedup_low == row.speedup_high == 2.0
-    assert row.alpha == pytest.approx(3 / 5)  # 3 accepted, 2 rejections
-    assert row.acceptance_rate == pytest.approx(3 / 6)
-    assert row.tokens_per_round == pytest.approx(6 / 3)
-    assert row.predicted_speedup == pytest.approx((1 + 0.6 + 0.36) / (1.2 + 2 * 0.1))
-
-
-def row_with(speedup, low, high, K=4):
-    return Row(K, 0.5, 1.9, 0.3, 100.0, speedup, low, high, 1.0)
-
-
-def test_the_verdict_names_K_or_the_reason_or_says_that_it_cannot_tell():
-    assert "speculate with K = 4: 1.50x" in verdict(row_with(1.5, 1.4, 1.6), COSTS)
-    assert "do not speculate" in verdict(row_with(0.9, 0.85, 0.95), COSTS)
-    assert "1.90 tokens per round, and a round costs as much as 1.80" in verdict(row_with(0.9, 0.85, 0.95), COSTS)
-    assert "too close to call" in verdict(row_with(1.02, 0.97, 1.07), COSTS)
-
-
-def test_bench_takes_table_models_and_token_prompts():
-    laws = torch.tensor([[0.6, 0.3, 0.1], [0.3, 0.6, 0.1]], dtype=torch.float64)
-    pair = Pair("table", TableModel(laws[0]), TableModel(laws[1]), tokenizer=None)
-    report = bench(pair, [2], prompts=[[0], [1]], max_new_tokens=60, repeats=2, hugging_face=False)
+def test_bench_takes_table_models_and_token_prompts(table_pair):
+    report = bench(table_pair, [2], prompts=[[0], [1]], max_new_tokens=60, repeats=2, hugging_face=False)
     (row,) = report.rows
     assert report.hf_plain_ratio is None
     assert abs(row.alpha - 0.7) < 0.15  # sum min(p, q) = 0.7; about 150 trials
+    assert row.alpha_low <= row.alpha <= row.alpha_high
     assert row.speedup_low <= row.speedup <= row.speedup_high
+    assert report.best_k_measured == report.best_k_predicted == 2
 
 
 @pytest.mark.parametrize("bad", [{"Ks": []}, {"Ks": [0]}, {"repeats": 0}, {"prompts": []}, {"max_new_tokens": 1}])
@@ -85,12 +71,117 @@ def test_bench_refuses_bad_input_before_any_work(bad):
         bench(None, **({"Ks": [2], "prompts": [[0]]} | bad))
 
 
+@pytest.mark.parametrize(("bad", "says"), [({"Ks": [-1]}, "whole number"), ({"alpha": 1.5}, r"\[0, 1\]")])
+def test_bench_names_a_K_or_an_alpha_that_cannot_be(table_pair, bad, says):
+    with pytest.raises(ValueError, match=says):
+        bench(table_pair, **({"Ks": [2]} | SHORT | bad))
+
+
+def test_a_killed_run_goes_on_where_it_was_and_runs_its_broken_block_again(table_pair, tmp_path):
+    path = tmp_path / "run.jsonl"
+    whole = bench(table_pair, [1, 2], path=path, **SHORT)
+    lines = path.read_text().splitlines()
+    runs = [i for i, line in enumerate(lines) if json.loads(line)["kind"] == "run"]
+    assert len(runs) == 2 * 2 * 3  # prompts x repeats x (plain, K = 1, K = 2)
+    kept = lines[: runs[4] + 1]  # one block, and two runs of the next ...
+    path.write_text("\n".join(kept) + "\n" + lines[runs[5]][:20])  # ... and a line that was cut short
+    calls = []
+    again = bench(table_pair, [1, 2], path=path, progress=lambda *what: calls.append(what), **SHORT)
+    after = [r for r in read_results(path) if r["kind"] == "run"]
+    assert [json.dumps(r) for r in read_results(path)[: len(kept)]] == kept
+    assert len(after) == 5 + 9  # the first block was not measured again; the broken one was, as a whole
+    assert calls[-1][:2] == (12, 12)
+    assert [row.alpha for row in again.rows] == [row.alpha for row in whole.rows]  # the same seeds, so the same tokens
+    assert again.t1_milliseconds == whole.t1_milliseconds  # single passes were measured in the first session
+
+
+def test_a_finished_file_is_not_measured_again(table_pair, tmp_path):
+    path = tmp_path / "run.jsonl"
+    first = bench(table_pair, [1], path=path, **SHORT)
+    second = bench(table_pair, [1], path=path, **SHORT)
+    assert first == second
+    assert len([r for r in read_results(path) if r["kind"] == "run"]) == 2 * 2 * 2
+
+
+def test_a_file_of_other_settings_is_refused_and_kept(table_pair, tmp_path):
+    path = tmp_path / "run.jsonl"
+    bench(table_pair, [1], path=path, **SHORT)
+    before = path.read_text()
+    with pytest.raises(ValueError, match="max_new_tokens is 12, and now it is 13"):
+        bench(table_pair, [1], path=path, **(SHORT | {"max_new_tokens": 13}))
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (json.dumps({"kind": "settings", "version": VERSION + 1}), f"version {VERSION + 1}"),
+        (json.dumps({"kind": "run"}), "does not begin with its settings"),
+        ("a letter\nto the editor\n", "line 1 is no JSON"),
+        ('{"kind": "settings", "ver', "line 1 is no JSON"),
+    ],
+)
+def test_a_file_that_is_no_results_file_is_refused_by_name(tmp_path, text, says):
+    path = tmp_path / "other.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=says):
+        Results({}, path)
+    assert path.read_text() == text
+
+
+def test_records_are_on_disk_as_soon_as_they_come(tmp_path):
+    results = Results({"pair": "p"}, tmp_path / "new folder" / "run.jsonl")
+    results.append("run", seconds=1.5)
+    assert read_results(results.path) == results.records
+    assert results.of("run") == [{"kind": "run", "seconds": 1.5}]
+
+
+def test_an_engine_that_fails_on_the_way_is_named_and_what_came_before_is_kept(small_pair, tmp_path, monkeypatch):
+    calls = iter(range(100))
+
+    def failing(self, *arguments, **options):
+        if next(calls) == 3:  # after the warm-up of both, and one run
+            raise RuntimeError("out of tokens")
+        return [0] * 12
+
+    monkeypatch.setattr(HuggingFace, "generate", failing)
+    path = tmp_path / "run.jsonl"
+    with pytest.raises(EngineError, match="hugging face with K = . failed on prompt .: out of tokens; .*run.jsonl"):
+        bench(small_pair, [1], path=path, **(SHORT | {"hugging_face": True}))
+    assert [r for r in read_results(path) if r["kind"] == "run"]
+
+
+def test_with_an_assumed_alpha_that_is_what_is_accepted(table_pair):
+    report = bench(table_pair, [3], alpha=1.0, **SHORT)
+    assert report.rows[0].acceptance_rate == 1.0
+    assert report.rows[0].alpha == 1.0
+    assert "(assumed)" in report.verdict
+    rule = assumed_acceptance(0.25)
+    p = q = torch.full((3, 2), 0.5, dtype=torch.float64)
+    law = enumerate_outcomes(lambda randomness: rule(torch.tensor([0, 1]), q[:2], p, randomness).accepted)
+    assert law == {0: 0.75, 1: 0.25 * 0.75, 2: 0.25**2}
+    assert int(rule(torch.tensor([0, 1]), q[:2], p, TorchRandomness.seeded(0)).accepted) in law
+
+
+def test_random_weights_never_get_a_measured_alpha(small_pair):
+    random = Pair("random:small", small_pair.target, small_pair.draft, None, random_weights=True)
+    report = bench(random, [2], **SHORT)
+    assert report.settings["alpha"] == report.rows[0].alpha == 0.8
+
+
 def test_costs_are_relative_to_one_target_pass(small_pair):
-    costs = measure_costs(small_pair, 3, context=8, repeats=3)
+    costs = measure_costs(small_pair, [1, 3], longest=6, context=8, budget=0.1)
     assert costs.v[1] == 1.0
-    assert set(costs.v) == {1, 2, 3}
-    assert costs.t1 > 0
-    assert costs.c > 0
+    assert set(costs.v) == {1, 2, 3, 4, 5, 6}
+    assert set(costs.drafting) == {1, 3}
+    assert min(costs.t1, costs.c, costs.prefill) > 0
+
+
+def test_costs_fit_into_a_short_context():
+    models = [GPT2.random(GPT2Config(60, positions, 32, 1, 2)) for positions in (12, 8)]
+    costs = measure_costs(Pair("short", *models, None), [4], longest=16, budget=0.1)
+    assert max(costs.v) == 11
+    assert costs.context == 1
 
 
 def test_works_are_timed_in_turn_in_changing_order_and_warm_up_is_not_counted():
@@ -102,52 +193,3 @@ def test_works_are_timed_in_turn_in_changing_order_and_warm_up_is_not_counted():
     assert [sorted(turn) for turn in turns] == [["a", "b", "c"]] * 8
     assert len({tuple(turn) for turn in turns}) > 1
     assert all(len(times) == 6 for times in seconds.values())
-
-
-def test_hugging_face_generate_gives_the_same_greedy_tokens_plain_and_assisted(small_pair):
-    from specdec_lite.decoding import autoregressive
-
-    prompt, options = [3, 1, 4], {"max_new_tokens": 20, "sampling": GREEDY}
-    ours = autoregressive(small_pair, prompt, **options).tokens
-    for K in (0, 3):
-        assert HuggingFace(small_pair, K).generate(prompt, seed=0, **options) == ours
-
-
-def test_hugging_face_drafts_exactly_K_tokens_per_round(small_pair, monkeypatch):
-    from transformers.generation import candidate_generator
-
-    drafted = []
-    real = candidate_generator.AssistedCandidateGenerator.get_candidates
-
-    def counting(self, input_ids, *arguments, **options):
-        candidates = real(self, input_ids, *arguments, **options)
-        if input_ids.shape[1] + 3 + 1 < 33:  # room for a whole round before the length limit
-            drafted.append(candidates[0].shape[1] - input_ids.shape[1])
-        return candidates
-
-    monkeypatch.setattr(candidate_generator.AssistedCandidateGenerator, "get_candidates", counting)
-    HuggingFace(small_pair, 3).generate([3, 1, 4], max_new_tokens=30, sampling=GREEDY, seed=0)
-    assert set(drafted) == {3}
-
-
-def test_hugging_face_sampling_repeats_with_a_seed_and_leaves_the_global_generator_alone(small_pair):
-    engine = HuggingFace(small_pair)
-    before = torch.get_rng_state()
-    first, second, other = (
-        engine.generate([3], max_new_tokens=20, sampling=Sampling(1.0), seed=seed) for seed in (0, 0, 1)
-    )
-    assert torch.equal(torch.get_rng_state(), before)
-    assert first == second != other
-
-
-def test_the_transformers_twin_has_the_same_logits(small_pair):
-    tokens = torch.arange(10)[None]
-    with torch.no_grad():
-        theirs = transformers_model(small_pair.target)(tokens).logits
-    ours = small_pair.target(tokens, small_pair.target.new_cache(10))
-    np.testing.assert_allclose(ours.numpy(), theirs.numpy(), atol=1e-4)
-
-
-def test_a_model_without_a_twin_is_refused_by_name():
-    with pytest.raises(TypeError, match="my table"):
-        transformers_model(TableModel(torch.tensor([0.5, 0.5]), name="my table"))

@@ -93,8 +93,16 @@ def test_generate_ends_at_a_stop_string(run):
     assert report["text"].count(" the") == 1
 
 
-def test_bench_reports_a_row_per_K_and_a_verdict(run):
-    code, out, err = run("bench", "--json", "--K", "1", "3", "--repeats", "1", "--max-new-tokens", "8")
+@pytest.fixture
+def quick_bench(run, tmp_path):
+    """quick_bench(*arguments): a small run with its results in a folder of the test: (code, out, err, results file)."""
+    results = tmp_path / "run.jsonl"
+    small = ("--K", "1", "3", "--repeats", "1", "--max-new-tokens", "8", "--out", str(results))
+    return lambda *arguments: (*run("bench", *small, *arguments), results)
+
+
+def test_bench_reports_a_row_per_K_and_a_verdict(quick_bench):
+    code, out, err, _ = quick_bench("--json", "--prompts", "Once upon a time", "The king said")
     report = json.loads(out)
     assert code == 0, err
     assert [row["K"] for row in report["rows"]] == [1, 3]
@@ -102,13 +110,36 @@ def test_bench_reports_a_row_per_K_and_a_verdict(run):
     assert all(row_keys <= row.keys() for row in report["rows"])
     assert {"c", "v", "best_k_measured", "best_k_predicted", "verdict"} <= report.keys()
     assert report["hf_plain_ratio"] > 0
+    assert 0 < report["rows"][1]["hf_acceptance_rate"] <= 1
 
 
-def test_bench_prints_a_table(run):
-    code, out, _ = run("bench", "--K", "2", "--repeats", "1", "--max-new-tokens", "8", "--no-hugging-face")
+def test_bench_prints_a_table_and_leaves_a_report_with_a_picture(run, quick_bench):
+    code, out, err, results = quick_bench("--no-hugging-face", "--prompts", "Once upon a time")
     assert code == 0
     assert "predicted" in out
     assert "speculat" in out.splitlines()[-1] or "too close" in out.splitlines()[-1]
+    assert all(str(results.with_suffix(ending)) in err for ending in (".jsonl", ".md", ".png"))
+    page = results.with_suffix(".md").read_text(encoding="utf-8")
+    assert f"--out {results}" in page
+    assert results.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    results.with_suffix(".md").unlink()
+    code, again, _ = run("report", str(results))
+    assert (code, again) == (0, out)
+    assert results.with_suffix(".md").read_text(encoding="utf-8") == page
+
+
+def test_bench_writes_a_new_file_here_when_none_is_named(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run("bench", "--K", "1", "--repeats", "1", "--max-new-tokens", "4", "--no-hugging-face", "--prompts", "The king")
+    assert sorted(path.suffix for path in tmp_path.glob("specdec-bench-tiny-*")) == [".jsonl", ".md", ".png"]
+
+
+def test_bench_does_not_mix_two_runs_in_one_file(quick_bench):
+    quick_bench("--no-hugging-face", "--prompts", "Once upon a time")
+    code, out, err, _ = quick_bench("--no-hugging-face", "--prompts", "The king")
+    assert (code, out) == (2, "")
+    assert "holds another run: its prompts" in err
+    assert len(err.strip().splitlines()) == 1
 
 
 def test_doctor_lists_rows_and_passes_where_the_course_can_run(run):
@@ -144,6 +175,9 @@ def test_doctor_fails_when_the_embedded_pair_is_missing(run, monkeypatch, tmp_pa
         (("generate", "--target", "somewhere"), "both target= and draft="),
         (("bench", "--K", "0"), "at least one K >= 1"),
         (("bench", "--repeats", "0"), "one repeat"),
+        (("bench", "--alpha", "1.2", "--pair", "random:gpt2-xl"), "alpha is 1.2"),
+        (("bench", "--K", "-1"), "K is -1"),
+        (("report", "nowhere.jsonl"), "there is no results file nowhere.jsonl"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(run, arguments, hint):
