@@ -1,4 +1,4 @@
-"""The command line: ``specdec demo | generate | bench | doctor``. The only room that prints."""
+"""The command line: ``specdec demo | generate | bench | report | check | doctor``. The only room that prints."""
 
 import argparse
 import json
@@ -6,7 +6,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -22,10 +23,12 @@ from .decoding import autoregressive, speculative, stream
 from .demo import compare, demo_text
 from .distributions import Sampling
 from .doctor import diagnose
-from .engines import EngineError
+from .engines import EngineError, engine_by_name
+from .forms import MODES, accelerate
 from .pairs import Pair, load_pair
 from .record import Result, Round
 from .report import Report
+from .selfcheck import check, table
 from .text import decode_text
 from .writeup import as_text, write_report
 
@@ -86,9 +89,17 @@ def parser() -> argparse.ArgumentParser:
         "--alpha", type=float, help="assume this acceptance instead of verifying (random weights: 0.8)"
     )
     measure.add_argument("--out", help="results file (.jsonl); an unfinished one is resumed (default: a new file here)")
+    measure.add_argument("--mode", choices=MODES, help="another form of the own GPT-2: packed is for float32 on a CPU")
     measure.add_argument("--no-hugging-face", action="store_true", help="leave out the comparison with generate()")
     again = command("report", run_report, "Make the report and the picture of a results file again.", decodes=False)
     again.add_argument("results", help="a .jsonl file that `specdec bench` wrote")
+    proof = command("check", run_check, "Is it lossless? Examine the pair, or another engine with it.", decodes=True)
+    proof.set_defaults(max_new_tokens=64)
+    proof.add_argument("--engine", default="loop", help="loop (default), batch, hugging-face or FILE.py:FUNCTION")
+    proof.add_argument("--K", type=int, default=2, help="tokens drafted per round")
+    proof.add_argument("--prompts", nargs="+", default=list(PROMPTS.values()), help="texts to go on from")
+    proof.add_argument("--draws", type=int, default=20_000, help="runs of the law test (default: 20,000)")
+    proof.add_argument("--planted", action="store_true", help="run wrong rules as well, to see each of them caught")
     command("doctor", run_doctor, "Check this machine and its installation.", decodes=False)
     return top
 
@@ -170,16 +181,23 @@ def run_demo(options: argparse.Namespace) -> int:
     return 1 if report["identical"] is False else 0
 
 
-def run_bench(options: argparse.Namespace) -> int:
-    check_plan(options.K, options.prompts or PROMPTS, options.max_new_tokens, options.repeats, options.alpha)
-    pair = pair_of(options)
-    path = Path(options.out or f"specdec-bench-{slug(pair.name)}-{datetime.now():%Y%m%d-%H%M%S}.jsonl")
-    with tqdm(unit="run", file=sys.stderr, leave=False) as bar:
+@contextmanager
+def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on stderr, and the function that moves it: progress(done, in all, what is next)."""
+    with tqdm(unit="run", file=sys.stderr, leave=False, delay=1) as bar:  # none where bad input ends it at once
 
         def progress(done: int, total: int, what: str) -> None:
             bar.total, bar.n = total, done
             bar.set_description(what)
 
+        yield progress
+
+
+def run_bench(options: argparse.Namespace) -> int:
+    check_plan(options.K, options.prompts or PROMPTS, options.max_new_tokens, options.repeats, options.alpha)
+    pair = accelerate(pair_of(options), options.mode) if options.mode else pair_of(options)
+    path = Path(options.out or f"specdec-bench-{slug(pair.name)}-{datetime.now():%Y%m%d-%H%M%S}.jsonl")
+    with progress_bar() as progress:
         report = bench(
             pair,
             options.K,
@@ -187,7 +205,7 @@ def run_bench(options: argparse.Namespace) -> int:
             max_new_tokens=options.max_new_tokens,
             sampling=decoding_options(options)["sampling"],
             repeats=options.repeats,
-            hugging_face=not options.no_hugging_face,
+            hugging_face=not (options.no_hugging_face or options.mode),  # whose models have no such form
             seed=options.seed,
             alpha=options.alpha,
             path=path,
@@ -214,6 +232,26 @@ def show_report(report: Report, options: argparse.Namespace) -> None:
 def slug(name: str) -> str:
     """A name that can be part of a file's name."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-")
+
+
+def run_check(options: argparse.Namespace) -> int:
+    pair = pair_of(options)
+    engine = engine_by_name(options.engine, pair, options.K)
+    with progress_bar() as progress:
+        report = check(
+            pair,
+            engine,
+            prompts=options.prompts,
+            draws=options.draws,
+            K=options.K,
+            planted=options.planted,
+            progress=progress,
+            **decoding_options(options),
+        )
+    print(json.dumps(asdict(report)) if options.json else table(report))
+    if report.error:
+        print(f"specdec: {report.error}", file=sys.stderr)
+    return report.exit_code
 
 
 def run_doctor(options: argparse.Namespace) -> int:

@@ -91,6 +91,22 @@ class KVCache:
                 raise ValueError(f"cannot roll back to {lengths}: the cache holds {self.lengths} tokens")
         self.lengths = lengths
 
+    def keep_rows(self, rows: list[int]) -> None:
+        """Row i becomes what row ``rows[i]`` was, and the other rows are forgotten.
+
+        Only a row that changes place is copied, onto an earlier place (so ``rows[i] >= i``). The memory of the rows
+        that go is used no more, and is given back with the whole cache.
+        """
+        if any(old < new or old >= len(self.lengths) for new, old in enumerate(rows)):
+            raise ValueError(f"cannot keep rows {rows} of {len(self.lengths)}: a row may only move to an earlier place")
+        blocks = [*self.keys, *self.values]
+        for new, old in enumerate(rows):
+            if old != new:
+                for block in blocks:
+                    block[new, : self.lengths[old]] = block[old, : self.lengths[old]]
+        self.keys, self.values = ([block[: len(rows)] for block in part] for part in (self.keys, self.values))
+        self.lengths = [self.lengths[old] for old in rows]
+
 
 @dataclass(frozen=True)
 class Slots:
@@ -118,9 +134,13 @@ def next_slots(cache: KVCache, n: int, positions, visible, dtype: torch.dtype) -
         index = (torch.arange(len(starts), device=starts.device)[:, None], slots)
     if visible is None and (n > 1 or len(slots) > 1):
         visible = (cache.slots[:end] <= slots[..., None])[:, None]
-    # Made additive once, for all layers: attention would otherwise do it in each of them.
-    mask = None if visible is None else torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, -math.inf)
+    mask = None if visible is None else additive(visible, dtype)
     return Slots(index, end, slots if positions is None else positions, mask)
+
+
+def additive(visible: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
+    """0 where visible, -inf elsewhere. Made once, for all layers: attention would else do it in each of them."""
+    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, -math.inf)
 
 
 class Block(nn.Module):
@@ -206,10 +226,17 @@ class GPT2(nn.Module):
     ) -> Float[Tensor, "rows n width"]:
         """The last layer's normalised states: what the output head reads (and what later drafters learn from)."""
         slots = next_slots(cache, tokens.shape[1], positions, mask, self.dtype)
-        x = self.token_embedding(tokens) + self.position_embedding(slots.positions)
-        for block, keys, values in zip(self.blocks, cache.keys, cache.values, strict=True):
-            x = block(x, keys, values, slots)
+        x = self.through(tokens, cache.keys, cache.values, slots)
         cache.lengths = [length + tokens.shape[1] for length in cache.lengths]
+        return x
+
+    def through(
+        self, tokens: Int[Tensor, "rows n"], keys: list[Tensor], values: list[Tensor], slots: Slots
+    ) -> Float[Tensor, "rows n width"]:
+        """``hidden`` once it is settled where the tokens go: reads no length and changes none."""
+        x = self.token_embedding(tokens) + self.position_embedding(slots.positions)
+        for block, block_keys, block_values in zip(self.blocks, keys, values, strict=True):
+            x = block(x, block_keys, block_values, slots)
         return self.norm(x)
 
     def logits(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch vocab"]:

@@ -14,7 +14,7 @@ LONGEST_FUNCTION = 50  # lines, the docstring included
 # "" is the package's own __init__.py.
 FLOORS = {
     1: "distributions randomness verify theory roofline gallery timing",
-    2: "models checkpoints table gpt2 packed static hf pairs",
+    2: "models checkpoints table gpt2 packed static forms hf pairs",
     3: "drafters training",
     4: "record text decoding batch alpha",
     5: "engines costs bench results report writeup selfcheck examine lawtest plots widgets demo doctor",

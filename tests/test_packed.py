@@ -5,6 +5,7 @@ import torch
 
 from specdec_lite.distributions import GREEDY
 from specdec_lite.engines import transformers_model
+from specdec_lite.forms import accelerate
 from specdec_lite.gpt2 import GPT2, GPT2Config
 from specdec_lite.packed import PackedGPT2
 from specdec_lite.pairs import Pair
@@ -66,3 +67,18 @@ def test_what_cannot_be_packed_is_refused_by_name(model, says):
 def test_a_packed_model_is_not_copied_into_transformers_without_its_weights():
     with pytest.raises(TypeError, match="no counterpart"):
         transformers_model(PackedGPT2(GPT2.random(CONFIG)))
+
+
+@needs_onednn
+def test_a_pair_in_packed_form_says_so_and_shares_its_tokenizer():
+    pair = Pair("small", GPT2.random(CONFIG, seed=1), GPT2.random(CONFIG, seed=2), tokenizer=None)
+    packed = accelerate(pair, "packed")
+    assert packed.name == "small (packed)"
+    assert isinstance(packed.target, PackedGPT2)
+    assert isinstance(packed.draft, PackedGPT2)
+    assert type(pair.target) is GPT2
+
+
+def test_an_unknown_form_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="packed, eager, compile"):
+        accelerate(Pair("none", None, None, None), "fast")
