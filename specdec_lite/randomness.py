@@ -7,13 +7,14 @@ should be.
 """
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
 from typing import Protocol, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
@@ -48,20 +49,56 @@ class TorchRandomness:
         return cls(generator)
 
     def first_failure(self, accept_probs: Float[Tensor, " K"]) -> Int[Tensor, ""]:
-        uniforms = torch.rand(accept_probs.shape, generator=self.generator, device=self.generator.device)
-        accepted = uniforms < accept_probs  # strict: a token of probability 0 fails even when the uniform is 0
-        return accepted.int().cumprod(0).sum()
+        return first_failure_of(accept_probs, self.uniforms(accept_probs.shape))
 
     def categorical(self, probs: Float[Tensor, " vocab"]) -> Int[Tensor, ""]:
-        # Where a uniform number falls in the cumulative sum. (torch.multinomial checks its input on the host, which
-        # waits for the device, and draws a number for every token.) MPS has no float64.
-        exact = torch.float32 if probs.device.type == "mps" else torch.float64
-        cumulative = probs.cumsum(0, dtype=exact)
-        point = torch.rand(1, dtype=exact, generator=self.generator, device=self.generator.device) * cumulative[-1]
-        # From the last possible token on there is nothing to fall short of, however the product was rounded.
-        ends = cumulative.masked_fill_(cumulative == cumulative[-1], math.inf)
-        found = torch.searchsorted(ends, point, right=True)[0]
-        return found.clamp_(max=len(probs) - 1)  # NaN probabilities lie beyond the end; the decoding loop reports them
+        return token_at(probs, self.uniforms(1, dtype=finest(probs.device))[0])
+
+    def uniforms(self, *shape, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*shape"]:
+        return torch.rand(*shape, dtype=dtype, generator=self.generator, device=self.generator.device)
+
+
+def finest(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
+
+
+def first_failure_of(
+    accept_probs: Float[Tensor, "*batch K"], uniforms: Float[Tensor, "*batch K"]
+) -> Int[Tensor, "*batch"]:
+    """Trial i succeeds when its uniform number lies below ``accept_probs[i]``; the index of the first that does not."""
+    accepted = uniforms < accept_probs  # strict: a token of probability 0 fails even when the uniform is 0
+    return accepted.int().cumprod(-1).sum(-1)
+
+
+def token_at(probs: Float[Tensor, "*batch vocab"], uniforms: Float[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
+    """The token in whose share of the cumulative sum the uniform number falls.
+
+    (torch.multinomial checks its input on the host, which waits for the device, and draws a number for every token.)
+    """
+    cumulative = probs.cumsum(-1, dtype=finest(probs.device))
+    points = uniforms.unsqueeze(-1) * cumulative[..., -1:]
+    # From the last possible token on there is nothing to fall short of, however the product was rounded.
+    ends = cumulative.masked_fill_(cumulative == cumulative[..., -1:], math.inf)
+    found = torch.searchsorted(ends, points, right=True).squeeze(-1)
+    return found.clamp_(max=probs.shape[-1] - 1)  # NaN probabilities lie beyond the end; the decoding loop reports them
+
+
+def first_failure_rows(
+    accept_probs: Float[Tensor, "rows K"], trials: Sequence[int], rows: Sequence[TorchRandomness]
+) -> Int[Tensor, " rows"]:
+    """``rows[r].first_failure(accept_probs[r, : trials[r]])`` for every row r, in one go.
+
+    A row's numbers come from its own generator, as many as it needs, so no row's draws depend on the other rows.
+    """
+    own = [row.uniforms((n,)) for row, n in zip(rows, trials, strict=True)]
+    # What is not tried fails: nothing lies above infinity.
+    uniforms = pad_sequence(own, batch_first=True, padding_value=math.inf)
+    return first_failure_of(accept_probs[:, : uniforms.shape[1]], uniforms)
+
+
+def categorical_rows(probs: Float[Tensor, "rows vocab"], rows: Sequence[TorchRandomness]) -> Int[Tensor, " rows"]:
+    """``rows[r].categorical(probs[r])`` for every row r, in one go."""
+    return token_at(probs, torch.cat([row.uniforms(1, dtype=finest(probs.device)) for row in rows]))
 
 
 class BranchLimitError(RuntimeError):

@@ -98,6 +98,36 @@ def test_rows_may_have_different_lengths(model, tokens, expected):
         cache.length  # noqa: B018
 
 
+def test_rows_that_are_kept_go_on_as_if_nothing_had_happened(model, tokens, expected):
+    cache = model.new_cache(POSITIONS, rows=4)
+    model(tokens[[0, 0, 1, 1]][:, :20], cache)
+    cache.rollback([5, 12, 8, 20])
+    cache.keep_rows([0, 3, 2])  # the last row fills the gap
+    assert cache.lengths == [5, 20, 8]
+    logits = model(torch.stack([tokens[0, 5:9], tokens[1, 20:24], tokens[1, 8:12]]), cache)
+    close(logits, torch.stack([expected[0, 5:9], expected[1, 20:24], expected[1, 8:12]]))
+
+
+def test_keeping_rows_copies_only_those_that_change_place(model, tokens):
+    cache = model.new_cache(POSITIONS, rows=3)
+    model(tokens[[0, 1, 0]], cache)
+    addresses = [keys.data_ptr() for keys in cache.keys]
+    cache.keys[0][0] = 7  # a mark on a row that stays where it is
+    cache.keep_rows([0, 2])
+    assert [keys.data_ptr() for keys in cache.keys] == addresses
+    assert [len(keys) for keys in cache.keys + cache.values] == [2] * 6
+    assert (cache.keys[0][0] == 7).all()
+
+
+@pytest.mark.parametrize("rows", [[1, 0], [0, 3], [0, 1, 2, 2]])
+def test_a_row_moves_to_an_earlier_place_or_is_refused(model, tokens, rows):
+    cache = model.new_cache(8, rows=3)
+    model(tokens[[0, 1, 0], :4], cache)
+    with pytest.raises(ValueError, match="earlier place"):
+        cache.keep_rows(rows)
+    assert cache.lengths == [4, 4, 4]
+
+
 def test_positions_and_mask_can_be_given_so_that_siblings_share_a_position(model, tokens, expected):
     """Two candidates for position 6, scored in one pass: each sees the prefix and itself only."""
     cache = model.new_cache(POSITIONS, rows=2)

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from specdec_lite.randomness import BranchLimitError, TorchRandomness, enumerate_outcomes
+from specdec_lite.randomness import (
+    BranchLimitError,
+    TorchRandomness,
+    categorical_rows,
+    enumerate_outcomes,
+    first_failure_rows,
+    token_at,
+)
 
 CHI_SQUARE_999 = {2: 13.82, 3: 16.27}  # exceeded by chance once in a thousand, by degrees of freedom
 
@@ -184,3 +191,40 @@ def test_a_token_of_probability_zero_is_never_drawn_at_either_end(monkeypatch, u
     monkeypatch.setattr(torch, "rand", lambda *shape, **options: torch.full(shape, uniform, dtype=torch.float64))
     draw = TorchRandomness.seeded(0).categorical(torch.tensor([0.0, 0.5, 0.5, 0.0]))
     assert int(draw) == token
+
+
+def seeded_rows(n):
+    return [TorchRandomness.seeded(row) for row in range(n)]
+
+
+def test_drawing_for_rows_together_is_drawing_for_each_in_turn(random_table):
+    """Row by row the same numbers, in the same order, however many the row mates draw."""
+    laws, accept, trials = random_table(4, 50, seed=1), random_table(4, 6, seed=2) * 5, [6, 0, 3, 1]
+    together, alone = seeded_rows(4), seeded_rows(4)
+    for _ in range(50):
+        assert categorical_rows(laws, together).tolist() == [
+            int(row.categorical(law)) for row, law in zip(alone, laws, strict=True)
+        ]
+        assert first_failure_rows(accept, trials, together).tolist() == [
+            int(row.first_failure(a[:n])) for row, a, n in zip(alone, accept, trials, strict=True)
+        ]
+
+
+def test_what_is_not_tried_fails_even_with_a_chance_beyond_one():
+    accept = torch.tensor([[torch.inf, torch.inf, torch.inf], [1.0, torch.nan, 2.0]])
+    assert first_failure_rows(accept, [2, 1], seeded_rows(2)).tolist() == [2, 1]
+    assert first_failure_rows(accept, [0, 0], seeded_rows(2)).tolist() == [0, 0]
+    assert first_failure_rows(accept[:, :0], [0, 0], seeded_rows(2)).tolist() == [0, 0]
+
+
+def test_a_uniform_number_falls_into_the_share_of_a_token():
+    probs = torch.tensor([[0.25, 0.0, 0.5, 0.25], [0.0, 1.0, 0.0, 0.0]])
+    for uniform, tokens in [
+        (0.0, [0, 1]),
+        (0.24, [0, 1]),
+        (0.25, [2, 1]),
+        (0.74, [2, 1]),
+        (0.75, [3, 1]),
+        (1.0, [3, 1]),
+    ]:
+        assert token_at(probs, torch.full((2,), uniform)).tolist() == tokens
