@@ -9,11 +9,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
+import transformers
 from transformers import GenerationConfig, GPT2LMHeadModel, PreTrainedModel
 from transformers import GPT2Config as HuggingFaceGPT2Config
 
+from .batch import speculative_batch
 from .checkpoints import hugging_face_state
 from .decoding import speculative
 from .distributions import Sampling
@@ -97,8 +100,6 @@ class Batch:
         seeds: Sequence[int],
         eos_token_id: Sequence[int] = (),
     ) -> list[list[int]]:
-        from .batch import speculative_batch
-
         results = speculative_batch(
             self.pair, prompts, max_new_tokens=max_new_tokens, K=self.K, sampling=sampling, seeds=seeds,
             eos_token_id=eos_token_id,
@@ -154,13 +155,19 @@ class HuggingFace:
             config.update(temperature=sampling.temperature, top_k=sampling.top_k or 0, top_p=sampling.top_p)
         ids = torch.tensor([prompt], device=self.model.device)
         self.rounds.clear()
-        # transformers draws from the global generator only: it is put back as it was.
+        # transformers draws from the global generator only: it is put back as it was. So is its logger, which warns of
+        # settings that its assisted generation has made itself.
+        level = transformers.logging.get_verbosity()
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            transformers.logging.set_verbosity_error()
             torch.manual_seed(seed)
-            output = self.model.generate(
-                ids, attention_mask=torch.ones_like(ids), generation_config=config, **self.options
-            )
+            try:
+                output = self.model.generate(
+                    ids, attention_mask=torch.ones_like(ids), generation_config=config, **self.options
+                )
+            finally:
+                transformers.logging.set_verbosity(level)
         return output[0, len(prompt) :].tolist()
 
     @property
@@ -176,10 +183,20 @@ class HuggingFace:
         )
 
 
+# Twins of GPT-2s that are still in use: a twin takes as much memory as its model, so there is one, not one per engine.
+TWINS: "WeakKeyDictionary[GPT2, PreTrainedModel]" = WeakKeyDictionary()
+
+
 def transformers_model(model: LanguageModel) -> PreTrainedModel:
     """The transformers model behind ``model``, or one with the same weights. Raises ``TypeError`` for other models."""
     if isinstance(model, HFModel):
         return model.model
+    if model not in TWINS:
+        TWINS[model] = twin_of(model)
+    return TWINS[model]
+
+
+def twin_of(model: LanguageModel) -> PreTrainedModel:
     if type(model) is not GPT2:  # a subclass may hold its weights in another form
         raise TypeError(f"{model.name} has no counterpart in transformers: give a GPT-2 or a Hugging Face model")
     sizes = model.config
@@ -225,7 +242,9 @@ def engine_by_name(name: str, pair: Pair, K: int) -> Engine:
     if not path.endswith(".py") or not Path(path).is_file():
         raise ValueError(f"unknown engine {name!r}: give {', '.join(own)} or FILE.py:FUNCTION, with a file that exists")
     try:
-        found = runpy.run_path(path)[attribute]
+        defined = runpy.run_path(path)
     except Exception as error:  # whatever the user's file raises
-        raise ValueError(f"cannot take an engine from {name}: {type(error).__name__}: {error}") from error
-    return as_engine(found)
+        raise ValueError(f"{path} raised {type(error).__name__} when it was run: {error}") from error
+    if attribute not in defined:
+        raise ValueError(f"{path} defines no {attribute!r}: give FILE.py:FUNCTION")
+    return as_engine(defined[attribute])

@@ -220,3 +220,12 @@ def test_another_architecture_is_refused_by_name(folder, tmp_path):
     (tmp_path / "config.json").write_text(text.replace('"gpt2"', '"llama"'), encoding="utf-8")
     with pytest.raises(ValueError, match="model_type"):
         GPT2.from_pretrained(tmp_path)
+
+
+def test_the_head_reads_a_tensor_with_strides_of_its_own(monkeypatch):
+    """A slice of the whole keeps its strides, and for those the CPU has no fast bfloat16 kernel."""
+    model = GPT2.random(GPT2Config(60, 64, 32, 1, 2))
+    read, head = [], model.logits
+    monkeypatch.setattr(model, "logits", lambda hidden: read.append(hidden.stride()) or head(hidden))
+    model(torch.zeros(2, 5, dtype=torch.long), model.new_cache(5, rows=2), last=1)
+    assert read == [(32, 32, 1)]
