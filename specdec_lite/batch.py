@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .decoding import check_lengths, keep_until
+from .decoding import block_of, check_lengths, keep_until
 from .distributions import Sampling, residual
 from .gpt2 import GPT2
 from .pairs import Pair
@@ -264,8 +264,8 @@ def close_ranks(stays: list[bool]) -> list[int]:
 def settle(row: Row, outcome: Outcome, ends: Callable[[list[int]], bool]) -> Round:
     """What is kept of a round, as a record (its times are still to come)."""
     draft_tokens, accepted, next_token = outcome
-    block, output = [*draft_tokens[:accepted], next_token], list(row.result.tokens)
-    origins = ["accepted"] * accepted + ["bonus" if accepted == len(draft_tokens) else "recovered"]
+    block, origins = block_of(draft_tokens, accepted, next_token)
+    output = list(row.result.tokens)
     kept, ended = keep_until(ends, output, block)
     grows = row.length + kept < row.limit
     reason = "stop" if ended else None if grows else "length" if len(output) == row.max_new_tokens else "context"

@@ -122,8 +122,7 @@ def decode(
         draft_tokens, accepted, next_token = state.draft_and_verify(
             min(wanted, room), sampling, randomness, verify, watch
         )
-        block = [*draft_tokens[:accepted], next_token]
-        origins = ["accepted"] * accepted + ["bonus" if accepted == len(draft_tokens) else "recovered"]
+        block, origins = block_of(draft_tokens, accepted, next_token)
         kept, ended = keep_until(ends, output, block)
         state.commit(block[:kept])
         watch.mark()
@@ -206,6 +205,12 @@ def check_lengths(target: LanguageModel, prompt: Sequence[int], max_new_tokens: 
         raise ValueError(
             f"the prompt has {len(prompt)} tokens, but {target.name} can read {target.context}: shorten it"
         )
+
+
+def block_of(draft_tokens: list[int], accepted: int, next_token: int) -> tuple[list[int], list[str]]:
+    """The tokens that a round yields, and the origin of each."""
+    last = "bonus" if accepted == len(draft_tokens) else "recovered"
+    return [*draft_tokens[:accepted], next_token], ["accepted"] * accepted + [last]
 
 
 def keep_until(ends: Callable[[list[int]], bool], output: list[int], block: list[int]) -> tuple[int, bool]:

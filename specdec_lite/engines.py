@@ -191,14 +191,14 @@ def transformers_model(model: LanguageModel) -> PreTrainedModel:
     """The transformers model behind ``model``, or one with the same weights. Raises ``TypeError`` for other models."""
     if isinstance(model, HFModel):
         return model.model
+    if type(model) is not GPT2:  # a subclass may hold its weights in another form
+        raise TypeError(f"{model.name} has no counterpart in transformers: give a GPT-2 or a Hugging Face model")
     if model not in TWINS:
         TWINS[model] = twin_of(model)
     return TWINS[model]
 
 
-def twin_of(model: LanguageModel) -> PreTrainedModel:
-    if type(model) is not GPT2:  # a subclass may hold its weights in another form
-        raise TypeError(f"{model.name} has no counterpart in transformers: give a GPT-2 or a Hugging Face model")
+def twin_of(model: GPT2) -> PreTrainedModel:
     sizes = model.config
     config = HuggingFaceGPT2Config(
         vocab_size=sizes.vocab_size, n_positions=sizes.positions, n_embd=sizes.width, n_layer=sizes.layers,

@@ -129,7 +129,7 @@ def next_slots(cache: KVCache, n: int, positions, visible, dtype: torch.dtype) -
         index: tuple[Any, Any] = (slice(None), slice(first, end))
         slots = cache.slots[None, first:end]
     else:
-        starts = torch.tensor(cache.lengths, device=cache.slots.device)
+        starts = torch.tensor(cache.lengths).to(cache.slots.device, non_blocking=True)
         slots = starts[:, None] + cache.slots[:n]
         index = (torch.arange(len(starts), device=starts.device)[:, None], slots)
     if visible is None and (n > 1 or len(slots) > 1):

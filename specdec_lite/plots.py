@@ -241,7 +241,7 @@ def benchmark_figure(report) -> Figure:
     errors = np.abs([[row.speedup_low, row.speedup_high] for row in report.rows] - np.array(measured)[:, None]).T
     bonus, target, draft = PALETTE["bonus"], PALETTE["target"], PALETTE["draft"]
     left.axhline(1, color="black", linewidth=0.8, linestyle="--")
-    left.annotate("plain decoding", (Ks[-1], 1), ha="right", va="bottom", fontsize="small")
+    left.annotate("plain decoding", (Ks[0], 0.98), ha="left", va="top", fontsize="small")
     left.plot(Ks, [row.textbook_speedup for row in report.rows], ":", color="grey", label="textbook, E / (1 + K c)")
     left.plot(Ks, [row.predicted_speedup for row in report.rows], "-", color=target.colour, label="predicted")
     left.errorbar(

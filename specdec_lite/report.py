@@ -109,12 +109,12 @@ def complete_runs(records: list[Record]) -> dict[tuple[str, int], Runs]:
     if settings["hugging_face"]:
         keys += [("hugging face", K) for K in (0, *settings["Ks"]) if K == 0 or settings["alpha"] is None]
     latest = {(r["engine"], r["K"], r["prompt"], r["repeat"]): r for r in records if r["kind"] == "run"}
-    blocks = sorted({key[2:] for key in latest if all((*k, *key[2:]) in latest for k in keys)})
+    blocks = sorted({key[2:] for key in latest if all(k + key[2:] in latest for k in keys)})
     if not blocks:
         raise ValueError("no block of this benchmark is complete yet: run the same command again to resume it")
     prompts = sorted({prompt for prompt, _ in blocks})
     return {
-        key: [[latest[(*key, *block)] for block in blocks if block[0] == prompt] for prompt in prompts] for key in keys
+        key: [[latest[key + block] for block in blocks if block[0] == prompt] for prompt in prompts] for key in keys
     }
 
 

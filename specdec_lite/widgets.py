@@ -1,10 +1,11 @@
 """Sliders around the figures of ``plots``: core ipywidgets, and every figure can also be drawn without them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import ipywidgets as widgets
 import numpy as np
 from IPython.display import display
+from matplotlib.figure import Figure
 
 from . import plots
 
@@ -40,3 +41,22 @@ def show_live(widget: widgets.Widget) -> None:
     """Display a widget; where nothing runs (GitHub, a printout) a sentence stands in its place."""
     bundle = widget._repr_mimebundle_()
     display(bundle | {"text/plain": "(Sliders appear here when the notebook is running.)"}, raw=True)
+
+
+def figure_sliders(draw: Callable[..., tuple[Figure, str]], **ranges: tuple[float, float, float, float]) -> None:
+    """A figure with a slider for each argument of ``draw``, a function that returns a figure and its alt text.
+
+    ranges: for each argument where its slider starts, its least and its largest value, and the step. Whole numbers
+    throughout make a slider of whole numbers.
+    """
+    sliders: dict[str, widgets.Widget] = {}
+    for name, (start, least, largest, step) in ranges.items():
+        whole = all(isinstance(number, int) for number in (start, least, largest, step))
+        kind = widgets.IntSlider if whole else widgets.FloatSlider
+        sliders[name] = kind(start, min=least, max=largest, step=step, description=name, continuous_update=False)
+
+    def show(**values: float) -> None:
+        fig, alt = draw(**values)
+        plots.show(fig, alt=alt)
+
+    show_live(widgets.VBox([*sliders.values(), widgets.interactive_output(show, sliders)]))

@@ -142,6 +142,51 @@ def test_bench_does_not_mix_two_runs_in_one_file(quick_bench):
     assert len(err.strip().splitlines()) == 1
 
 
+CHECK = ("check", "--prompts", "Once upon a time", "--max-new-tokens", "8")
+
+
+def test_check_passes_a_lossless_engine(run):
+    code, out, err = run(*CHECK, "--json", "--engine", "batch", "--draws", "420")
+    report = json.loads(out)
+    assert code == report["exit_code"] == 0, err
+    assert report["verdict"].startswith("lossless")
+    assert all({"name", "passed", "detail", "p_value", "optional"} == row.keys() for row in report["rows"])
+    assert report["p_value"] >= report["false_alarm"]
+
+
+def test_check_prints_a_line_per_row_and_cannot_tell_without_draws(run):
+    code, out, err = run(*CHECK, "--draws", "0")
+    assert code == 2
+    assert err == ""
+    assert "PASS  greedy" in out
+    assert out.splitlines()[-1].startswith("could not tell: law")
+
+
+@pytest.fixture
+def engine_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def zeros(prompt, *, max_new_tokens, sampling, seed):\n    return [0] * max_new_tokens\n"
+        "def broken(prompt, **options):\n    raise RuntimeError('out of pages')\n"
+    )
+    return file
+
+
+def test_check_rejects_an_engine_that_is_not_lossless(run, engine_file):
+    code, out, _ = run(*CHECK, "--engine", f"{engine_file}:zeros", "--draws", "200")
+    assert code == 1
+    assert "FAIL  greedy" in out
+    assert "FAIL  law" in out
+    assert out.splitlines()[-1].startswith("not lossless: greedy")
+
+
+def test_check_tells_in_one_line_what_an_engine_raised_and_keeps_the_rows(run, engine_file):
+    code, out, err = run(*CHECK, "--engine", f"{engine_file}:broken")
+    assert code == 2
+    assert err == "specdec: broken raised RuntimeError on prompt 1: out of pages\n"
+    assert "PASS  tokenizers" in out
+
+
 def test_doctor_lists_rows_and_passes_where_the_course_can_run(run):
     code, out, _ = run("doctor")
     assert code == 0
@@ -177,6 +222,10 @@ def test_doctor_fails_when_the_embedded_pair_is_missing(run, monkeypatch, tmp_pa
         (("bench", "--repeats", "0"), "one repeat"),
         (("bench", "--alpha", "1.2", "--pair", "random:gpt2-xl"), "alpha is 1.2"),
         (("bench", "--K", "-1"), "K is -1"),
+        (("check", "--engine", "vllm"), "unknown engine 'vllm'"),
+        (("check", "--draws", "-1"), "draws is -1"),
+        (("check", "--K", "0"), "nothing would be drafted"),
+        (("check", "--temperature", "0"), "temperature is 0"),
         (("report", "nowhere.jsonl"), "there is no results file nowhere.jsonl"),
     ],
 )
