@@ -45,16 +45,11 @@ def verify(
     drafter did not draw but chose, so each row is one-hot). target_probs: row i is p given the first i draft tokens.
     K = 0 is plain decoding. Greedy decoding is the case of one-hot p and q. NumPy arrays of ``Fraction`` work too.
     """
-    K = len(draft_tokens)
     each = index_of_rows(target_probs, draft_tokens)
-    proposed = target_probs * 0  # q for every row; nothing was proposed after the last draft token, so that row stays 0
-    if draft_probs is None:
-        proposed[each] = 1
-    else:
-        proposed[:K] = draft_probs
+    proposed = proposed_rows(draft_tokens, draft_probs, target_probs)
     accepted = randomness.first_failure(target_probs[each] / proposed[each])
     next_token = randomness.categorical(residual(row(target_probs, accepted), row(proposed, accepted)))
-    return Verification(accepted, next_token, drafted=K)
+    return Verification(accepted, next_token, drafted=len(draft_tokens))
 
 
 def verify_block(
@@ -70,13 +65,8 @@ def verify_block(
     trial succeeds, wherever the trials before it went. Sun et al. (2025), "Block Verification Accelerates Speculative
     Decoding", Algorithm 2. Tensors only.
     """
-    K = len(draft_tokens)
     each = index_of_rows(target_probs, draft_tokens)
-    proposed = torch.zeros_like(target_probs)
-    if draft_probs is None:
-        proposed[each] = 1
-    else:
-        proposed[:K] = draft_probs
+    proposed = proposed_rows(draft_tokens, draft_probs, target_probs)
     kept = [torch.ones_like(target_probs[0, :1])]  # r_0 = 1
     for ratio in target_probs[each] / proposed[each]:
         kept.append((kept[-1] * ratio).clamp(max=1))
@@ -87,14 +77,28 @@ def verify_block(
     # a longer prefix wins then in any case.
     h = (owed / (owed + 1 - r)).nan_to_num(1)
     from_the_end = randomness.first_failure((1 - h[1:]).flip(0))  # K: none succeeds, and the empty prefix is kept
-    accepted = K - from_the_end
+    accepted = len(draft_tokens) - from_the_end
     next_token = randomness.categorical(residual(row(weighted, accepted), row(proposed, accepted)))
-    return Verification(accepted, next_token, drafted=K)
+    return Verification(accepted, next_token, drafted=len(draft_tokens))
 
 
 Verify = Callable[
     [Int[Tensor, " K"], Float[Tensor, "K vocab"] | None, Float[Tensor, "K+1 vocab"], Randomness], Verification
 ]
+
+
+def proposed_rows(
+    draft_tokens: Int[Tensor, " K"],
+    draft_probs: Float[Tensor, "K vocab"] | None,
+    target_probs: Float[Tensor, "K+1 vocab"],
+) -> Float[Tensor, "K+1 vocab"]:
+    """q for every row. Nothing was proposed after the last draft token, so that row stays 0."""
+    proposed = target_probs * 0
+    if draft_probs is None:
+        proposed[index_of_rows(target_probs, draft_tokens)] = 1
+    else:
+        proposed[: len(draft_tokens)] = draft_probs
+    return proposed
 
 
 def index_of_rows(table: Float[Tensor, "rows vocab"], tokens: Int[Tensor, " K"]) -> tuple:
