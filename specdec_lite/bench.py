@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import transformers
 
-from .costs import measure_costs
+from .costs import check_room, measure_costs
 from .decoding import speculative
 from .distributions import Sampling
 from .engines import EngineError, HuggingFace
@@ -75,8 +75,8 @@ def bench(
     check_plan(Ks, prompts, max_new_tokens, repeats, alpha)
     if alpha is None and pair.random_weights:
         alpha = 0.8
-    texts = list(prompts.values()) if isinstance(prompts, Mapping) else list(prompts)
-    ids = [encode_prompt(pair.tokenizer, text, pair.target.vocab_size) for text in texts]
+    check_room(pair, max(Ks))
+    ids = token_ids(pair, prompts, max_new_tokens)
     settings = {
         "pair": pair.name, "Ks": list(Ks), "prompts": ids, "max_new_tokens": max_new_tokens,
         "sampling": asdict(sampling), "repeats": repeats, "seed": seed, "hugging_face": hugging_face, "alpha": alpha,
@@ -94,12 +94,29 @@ def bench(
     return summarise(results.records)
 
 
+def token_ids(
+    pair: Pair, prompts: Mapping[str, str] | Sequence[str | Sequence[int]], max_new_tokens: int
+) -> list[list[int]]:
+    """The prompts as token ids. Raises ``ValueError`` where one is bad or, with its output, outgrows the context."""
+    texts = list(prompts.values()) if isinstance(prompts, Mapping) else list(prompts)
+    ids = [encode_prompt(pair.tokenizer, text, pair.target.vocab_size) for text in texts]
+    longest = max(map(len, ids))
+    if longest + max_new_tokens > pair.target.context:
+        raise ValueError(
+            f"the longest prompt has {longest} tokens and {max_new_tokens} are to follow, but {pair.target.name} can "
+            f"hold {pair.target.context}: shorten it, or lower max_new_tokens"
+        )
+    return ids
+
+
 def check_plan(Ks: Sequence[int], prompts: Sized, max_new_tokens: int, repeats: int, alpha: float | None) -> None:
     """Raises ``ValueError`` for what ``bench`` cannot do; needs no pair, so it can be asked before one is loaded."""
     for K in Ks:
         check_K(K)
     if not (Ks and min(Ks) >= 1 and repeats >= 1 and len(prompts) and max_new_tokens >= 2):
         raise ValueError("bench needs at least one K >= 1, one prompt, one repeat and two new tokens")
+    if max_new_tokens < max(Ks) + 2:  # the first round, of up to K + 1 tokens, is not counted
+        raise ValueError(f"with K = {max(Ks)} bench needs max_new_tokens {max(Ks) + 2} or more, not {max_new_tokens}")
     if alpha is not None:
         check_alpha(alpha)
 

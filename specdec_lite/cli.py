@@ -19,6 +19,7 @@ from tqdm import tqdm
 from . import __version__
 from .bench import PROMPTS, bench, check_plan
 from .checkpoints import ModelNotAvailable
+from .costs import check_room
 from .decoding import autoregressive, speculative, stream
 from .demo import compare, demo_text
 from .distributions import Sampling
@@ -164,6 +165,7 @@ def run_demo(options: argparse.Namespace) -> int:
     pair = pair_of(options)
     colour = wants_colour(options)
     common = decoding_options(options)
+    check_room(pair, options.K)
     for K in (0, options.K):  # warm-up: the first passes of a process are slower
         speculative(pair, options.prompt, K=K, **(common | {"max_new_tokens": min(16, options.max_new_tokens)}))
     if not options.json:

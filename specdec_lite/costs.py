@@ -89,6 +89,13 @@ def prefill(model: LanguageModel, context: int) -> Callable[[], None]:
     return work
 
 
+def check_room(pair: Pair, K: int) -> None:
+    """Raises ``ValueError`` when K draft tokens fit in no pass of the pair's models."""
+    most = min(pair.target.context - 2, pair.draft.context - 1)  # with a token of context, and the one that follows
+    if most < K:
+        raise ValueError(f"K is {K}, and the contexts of {pair.name} leave room for {most}: give a smaller K")
+
+
 def measure_costs(
     pair: Pair,
     Ks: Iterable[int],
@@ -104,6 +111,7 @@ def measure_costs(
     take; there are at least 5 repeats and at most 25.
     """
     Ks = list(Ks)
+    check_room(pair, max(Ks))
     longest = min(max(longest, max(Ks) + 1), pair.target.context - 1)
     context = max(1, min(context, pair.target.context - longest, pair.draft.context - max(Ks)))
     works: dict[Any, Callable[[], None]] = dict(

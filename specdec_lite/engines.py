@@ -243,7 +243,7 @@ def engine_by_name(name: str, pair: Pair, K: int) -> Engine:
         raise ValueError(f"unknown engine {name!r}: give {', '.join(own)} or FILE.py:FUNCTION, with a file that exists")
     try:
         defined = runpy.run_path(path)
-    except Exception as error:  # whatever the user's file raises
+    except (Exception, SystemExit) as error:  # whatever the user's file raises
         raise ValueError(f"{path} raised {type(error).__name__} when it was run: {error}") from error
     if attribute not in defined:
         raise ValueError(f"{path} defines no {attribute!r}: give FILE.py:FUNCTION")

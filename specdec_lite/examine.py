@@ -79,7 +79,7 @@ class Examined:
     def call(self, where: str, method: str, *arguments: Any, **options: Any) -> Any:
         try:
             output = getattr(self.engine, method)(*arguments, **options)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an engine's exit code is not this check's
             said = str(error).strip().splitlines() or ["nothing"]
             raise EngineError(f"{self.engine.name} raised {type(error).__name__} on {where}: {said[0]}") from error
         if statistics := getattr(self.engine, "statistics", None):
@@ -90,7 +90,7 @@ class Examined:
     def checked(self, where: str, output: Any, new: int) -> list[int]:
         try:
             tokens = [int(token) for token in output]
-        except (TypeError, ValueError):
+        except Exception:  # what iterates may be the engine's own code, and raise anything
             raise Malformed(f"{where}: a {type(output).__name__} came back, not token ids") from None
         if len(tokens) != new:
             raise Malformed(

@@ -277,6 +277,6 @@ def never_written(
     never = p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) == 0
     raised, at = logits[never], tokens[never].unsqueeze(-1)
     raised.scatter_add_(-1, at, torch.full_like(at, 2 * rounding.logits, dtype=raised.dtype))
-    looser = min(1.0, sampling.top_p + math.expm1(2 * rounding.logits / sampling.temperature))
+    looser = min(1.0, sampling.top_p + math.expm1(min(1.0, 2 * rounding.logits / sampling.temperature)))
     never[never.clone()] = replace(sampling, top_p=looser).probs(raised).gather(-1, at).squeeze(-1) == 0
     return never

@@ -119,7 +119,9 @@ def complete_runs(records: list[Record]) -> dict[tuple[str, int], Runs]:
 
 
 def costs_of(records: list[Record]) -> Costs:
-    (record,) = (r for r in records if r["kind"] == "costs")
+    record = next((r for r in records if r["kind"] == "costs"), None)  # two sessions at once write two
+    if record is None:
+        raise ValueError("these results lack the costs of single passes: run the same command again into another file")
     fields = {key: value for key, value in record.items() if key != "kind"}
     for name in ("v", "drafting"):  # JSON has text keys only
         fields[name] = {int(n): cost for n, cost in fields[name].items()}

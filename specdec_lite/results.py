@@ -22,6 +22,8 @@ class Results:
 
     def __init__(self, settings: Record, path: str | Path | None = None):
         self.path = None if path is None else Path(path)
+        if self.path is not None and self.path.suffix != ".jsonl":  # the report is beside it, in .md and .png
+            raise ValueError(f"a results file must end in .jsonl, and {self.path} does not")
         self.records: list[Record] = []
         if self.path is not None and self.path.exists() and self.path.stat().st_size:
             self.records = read_results(self.path)
@@ -51,7 +53,7 @@ def read_results(path: str | Path) -> list[Record]:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no results file {path}: make one with `specdec bench --out {path}`")
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     records = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -60,7 +62,10 @@ def read_results(path: str | Path) -> list[Record]:
             if number == len(lines) and records:
                 break
             raise ValueError(f"{path} is not a results file: line {number} is no JSON; give another --out") from None
-    if not records or not isinstance(records[0], dict) or records[0].get("kind") != "settings":
+    strays = [n for n, record in enumerate(records, start=1) if not isinstance(record, dict) or "kind" not in record]
+    if strays:
+        raise ValueError(f"{path} is not a results file: line {strays[0]} is no record; give another --out")
+    if not records or records[0]["kind"] != "settings":
         raise ValueError(f"{path} is not a results file: it does not begin with its settings; give another --out")
     if records[0].get("version") != VERSION:
         raise ValueError(

@@ -12,6 +12,7 @@ from specdec_lite.gpt2 import GPT2, GPT2Config
 from specdec_lite.pairs import Pair
 from specdec_lite.randomness import TorchRandomness, enumerate_outcomes
 from specdec_lite.record import Result, Round
+from specdec_lite.report import summarise
 from specdec_lite.results import VERSION, Results, read_results
 from specdec_lite.table import TableModel
 from specdec_lite.timing import interleaved
@@ -119,6 +120,7 @@ def test_a_file_of_other_settings_is_refused_and_kept(table_pair, tmp_path):
         (json.dumps({"kind": "run"}), "does not begin with its settings"),
         ("a letter\nto the editor\n", "line 1 is no JSON"),
         ('{"kind": "settings", "ver', "line 1 is no JSON"),
+        (json.dumps({"kind": "settings", "version": VERSION}) + "\n[1]\n", "line 2 is no record"),
     ],
 )
 def test_a_file_that_is_no_results_file_is_refused_by_name(tmp_path, text, says):
@@ -167,6 +169,33 @@ def test_random_weights_never_get_a_measured_alpha(small_pair):
     random = Pair("random:small", small_pair.target, small_pair.draft, None, random_weights=True)
     report = bench(random, [2], **SHORT)
     assert report.settings["alpha"] == report.rows[0].alpha == 0.8
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ({"Ks": [40], "max_new_tokens": 42}, "leave room for 30: give a smaller K"),
+        ({"max_new_tokens": 64}, "1 tokens and 64 are to follow"),
+        ({"Ks": [1, 11]}, "max_new_tokens 13 or more"),
+        ({"path": "run.md"}, "must end in .jsonl"),  # the report would take its place
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_any_file_is_made(tmp_path, monkeypatch, bad, says):
+    monkeypatch.chdir(tmp_path)
+    target, draft = (GPT2.random(GPT2Config(60, positions, 32, 1, 2)) for positions in (64, 31))
+    with pytest.raises(ValueError, match=says):
+        bench(Pair("short", target, draft, None), **({"Ks": [2], "path": "run.jsonl"} | SHORT | bad))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_first_costs_count_where_two_sessions_wrote_theirs(table_pair, tmp_path):
+    path = tmp_path / "run.jsonl"
+    report = bench(table_pair, [1], path=path, **SHORT)
+    records = read_results(path)
+    costs = next(r for r in records if r["kind"] == "costs")
+    assert summarise([*records, costs | {"t1": 9.0}]).t1_milliseconds == report.t1_milliseconds
+    with pytest.raises(ValueError, match="lack the costs"):
+        summarise([r for r in records if r is not costs])
 
 
 def test_costs_are_relative_to_one_target_pass(small_pair):

@@ -210,6 +210,7 @@ def test_doctor_fails_when_the_embedded_pair_is_missing(run, monkeypatch, tmp_pa
         (("generate", "--top-k", "-3"), "top_k is -3"),
         (("generate", "--K", "-2"), "K is -2"),
         (("demo", "--K", "-2"), "K is -2"),
+        (("demo", "--K", "2000"), "give a smaller K"),
         (("generate", "--max-new-tokens", "-1"), "max_new_tokens is -1"),
         (("generate", "--prompt", ""), "prompt is empty"),
         (("generate", "--prompt", "a b c d " * 500), "shorten"),

@@ -131,6 +131,7 @@ def test_engines_are_found_by_name_and_in_files(pair, tmp_path):
         ("FILE:nothing", "x = 1", "defines no 'nothing'"),
         ("FILE:x", "x = 1", "engine is 1"),
         ("FILE:x", "import no_such_package", "raised ModuleNotFoundError when it was run"),
+        ("FILE:x", "import sys; sys.exit(0)", "raised SystemExit when it was run"),
         ("nowhere.py:x", None, "a file that exists"),
         ("FILE", "x = 1", "FILE.py:FUNCTION"),
     ],

@@ -127,6 +127,7 @@ def test_a_loop_with_a_wrong_rule_is_not_lossless(pair):
     report = check(pair, Loop(pair, 2, verify=WRONG_RULES["no_residual"].verify), draws=900, **QUICK)
     assert report.exit_code == 1
     assert report.p_value < FALSE_ALARM
+    assert row(report, "law").passed is False
     assert row(report, "greedy").passed  # at temperature 0 this slip does no harm
     assert report.verdict.startswith("not lossless: law of token 1")
 
@@ -267,6 +268,17 @@ def test_a_token_outside_of_top_k_is_named_at_once(pair):
     assert test.p_value == 0
 
 
+def test_an_engine_that_ignores_top_k_is_caught_by_its_first_impossible_token(pair):
+    free = Sampler(laws_of(pair.target))
+
+    def ignores(prompt, *, sampling, **options):
+        return free.generate(prompt, sampling=Sampling() if sampling.temperature else sampling, **options)
+
+    report = check(pair, ignores, draws=300, sampling=Sampling(top_k=2), **QUICK)
+    assert report.exit_code == 1
+    assert "of probability 0" in row(report, "law").detail
+
+
 def test_rounding_may_let_in_a_token_at_the_edge_of_top_k_and_no_other():
     target = TableModel([0.4, 0.3, 0.2, 0.1])
     gap = math.log(0.3 / 0.2)
@@ -383,6 +395,17 @@ def test_a_near_tie_may_tip_and_is_shown(pair, monkeypatch):
     assert "0 of 3" in found.detail
 
 
+def test_rounding_is_what_a_block_and_single_tokens_differ_by():
+    class Uneven(TableModel):
+        def __call__(self, tokens, cache, last=None):
+            return super().__call__(tokens, cache, last) + torch.tensor([0.25, 0]) * (tokens.shape[1] == 3)
+
+    found = examine.measure_rounding(Uneven([0.5, 0.5]), [([0], [1, 0, 1]), ([0], [1, 0])], Sampling())
+    bent = torch.tensor([0.25, 0]).softmax(0)
+    assert found.logits == 0.25
+    assert found.law == pytest.approx(float(divergence(bent, torch.tensor([0.5, 0.5]))) / 2)  # the mean of two texts
+
+
 def test_hugging_face_assisted_generation_passes(small_gpt2s):
     report = check(small_gpt2s, HuggingFace(small_gpt2s, 1), K=1, draws=360, prompts=[[1, 2]], max_new_tokens=6)
     assert report.exit_code == 0, table(report)
@@ -460,6 +483,21 @@ def test_an_engine_that_raises_is_named_and_the_rows_so_far_are_kept(pair):
     assert [r.name for r in report.rows] == ["tokenizers", "greedy", "seeds", "stops"]
 
 
+def test_an_engine_that_exits_does_not_end_the_check_with_its_own_exit_code(pair):
+    def leaves(prompt, **options):
+        raise SystemExit(0)
+
+    report = check(pair, leaves, draws=0, **QUICK)
+    assert report.exit_code == 2
+    assert "leaves raised SystemExit on prompt 1" in report.verdict
+
+
+def test_a_temperature_near_zero_can_be_tested():
+    sharp = Pair("sharp", TableModel([0.6, 0.4]), None, None)
+    test = check_law(sharp, [[0]], torch.zeros(30, 1, dtype=torch.long), Sampling(1e-12), rounding=Rounding(1e-6))
+    assert test.impossible is None
+
+
 def test_a_fault_that_was_seen_counts_even_if_the_engine_raises_later(pair):
     def wrong_then_raises(prompt, *, max_new_tokens, sampling, seed):
         if sampling.temperature:
@@ -517,6 +555,8 @@ def test_an_engine_that_never_varies_is_caught_by_the_law(pair):
         ([-1] * 12, "token -1 came back"),
         (None, "a NoneType came back"),
         ("abcdefghijkl", "a str came back"),
+        ([math.inf] * 12, "a list came back"),
+        (({}[i] for i in range(12)), "a generator came back"),  # raises when it is read
     ],
 )
 def test_output_that_is_not_what_was_asked_for_is_a_fault(pair, output, words):
@@ -524,6 +564,16 @@ def test_output_that_is_not_what_was_asked_for_is_a_fault(pair, output, words):
     assert report.exit_code == 1
     assert words in report.verdict
     assert report.rows[-1].name == "output"
+
+
+def test_many_prompts_must_give_as_many_outputs(pair):
+    class Forgets(Sampler):
+        def generate_many(self, prompts, **options):
+            return super().generate_many(prompts, **options)[:2]
+
+    report = check(pair, Forgets(laws_of(pair.target)), draws=300, **QUICK)
+    assert "did not return a list of 3 outputs" in report.verdict
+    assert report.exit_code == 1
 
 
 def test_an_early_stop_in_our_own_loop_is_a_fault(pair):
