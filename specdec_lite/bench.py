@@ -85,8 +85,8 @@ def bench(
     results.append("session", command=command, **state())
     works = runners(pair, Ks, max_new_tokens, sampling, hugging_face, alpha)
     progress(0, len(works) * len(ids) * repeats, "warming up")
-    for work in runners(pair, Ks, WARM_UP_TOKENS, sampling, hugging_face, alpha).values():
-        work(ids[0], seed)
+    for (engine, K), work in runners(pair, Ks, WARM_UP_TOKENS, sampling, hugging_face, alpha).items():
+        attempt(work, ids[0], seed, f"{engine} with K = {K}", 0, results.path)
     if not results.of("costs"):
         progress(0, len(works) * len(ids) * repeats, "single passes")
         results.append("costs", **asdict(measure_costs(pair, Ks, longest=LONGEST_PASS, sampling=sampling)))
@@ -115,6 +115,8 @@ def check_plan(Ks: Sequence[int], prompts: Sized, max_new_tokens: int, repeats: 
         check_K(K)
     if not (Ks and min(Ks) >= 1 and repeats >= 1 and len(prompts) and max_new_tokens >= 2):
         raise ValueError("bench needs at least one K >= 1, one prompt, one repeat and two new tokens")
+    if len(set(Ks)) < len(Ks):
+        raise ValueError(f"Ks holds a number twice: {list(Ks)}")
     if max_new_tokens < max(Ks) + 2:  # the first round, of up to K + 1 tokens, is not counted
         raise ValueError(f"with K = {max(Ks)} bench needs max_new_tokens {max(Ks) + 2} or more, not {max_new_tokens}")
     if alpha is not None:
@@ -137,15 +139,22 @@ def measure_blocks(
         order = random.Random(f"{seed} {repeat} {i}").sample(list(works), len(works)) if missing else []
         for engine, K in order:
             progress(done, total, f"prompt {i + 1}, {engine}, K = {K}")
-            try:
-                record = works[engine, K](prompts[i], seed + repeat)
-            except Exception as error:
-                kept = f"; what was measured is in {results.path}" if results.path else ""
-                raise EngineError(f"{engine} with K = {K} failed on prompt {i + 1}: {error}{kept}") from error
+            record = attempt(works[engine, K], prompts[i], seed + repeat, f"{engine} with K = {K}", i, results.path)
             results.append("run", repeat=repeat, prompt=i, engine=engine, K=K, **record)
             done += 1
         done += 0 if missing else len(works)
     progress(done, total, "done")
+
+
+def attempt(work: Work, prompt: list[int], seed: int, what: str, i: int, path: Path | None) -> Record:
+    """Do it, or say in one line what failed and how to go on."""
+    try:
+        return work(prompt, seed)
+    except Exception as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        advice = "; leave that column out with --no-hugging-face" if what.startswith(HUGGING_FACE) else ""
+        kept = f"; what was measured is in {path}" if path else ""
+        raise EngineError(f"{what} failed on prompt {i + 1}: {said}{advice}{kept}") from error
 
 
 def runners(

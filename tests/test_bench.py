@@ -72,6 +72,11 @@ def test_bench_refuses_bad_input_before_any_work(bad):
         bench(None, **({"Ks": [2], "prompts": [[0]]} | bad))
 
 
+def test_bench_refuses_a_K_that_is_given_twice(table_pair):
+    with pytest.raises(ValueError, match="twice"):
+        bench(table_pair, [2, 2], **SHORT)
+
+
 @pytest.mark.parametrize(("bad", "says"), [({"Ks": [-1]}, "whole number"), ({"alpha": 1.5}, r"\[0, 1\]")])
 def test_bench_names_a_K_or_an_alpha_that_cannot_be(table_pair, bad, says):
     with pytest.raises(ValueError, match=says):
