@@ -320,6 +320,20 @@ def test_rounding_of_the_law_is_allowed_for(pair):
     assert check_law(pair, PROMPTS, tokens, Sampling(), rounding=known).p_value > 0.01
 
 
+def test_the_check_hands_what_it_measured_of_rounding_to_the_law_test(pair, monkeypatch):
+    laws = laws_of(pair.target)
+    moved = shifted(laws, 0.1)
+
+    def law_row():
+        return row(check(pair, Sampler(moved), draws=1280, **QUICK), "law")
+
+    assert law_row().passed is False
+    monkeypatch.setattr(
+        examine, "measure_rounding", lambda *arguments: Rounding(9.0, float(divergence(laws, moved).max()))
+    )
+    assert law_row().passed is not False
+
+
 def test_the_divergence_of_two_laws_is_finite_and_bounds_what_buckets_show():
     p, other = torch.tensor([0.5, 0.3, 0.2, 0.0]), torch.tensor([0.5, 0.2, 0.2, 0.1])
     assert float(divergence(p, p)) == 0
