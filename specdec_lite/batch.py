@@ -264,7 +264,7 @@ def close_ranks(stays: list[bool]) -> list[int]:
 def settle(row: Row, outcome: Outcome, ends: Callable[[list[int]], bool]) -> Round:
     """What is kept of a round, as a record (its times are still to come)."""
     draft_tokens, accepted, next_token = outcome
-    block, origins = block_of(draft_tokens, accepted, next_token)
+    block, origins = block_of(draft_tokens[:accepted], next_token, complete=accepted == len(draft_tokens))
     output = list(row.result.tokens)
     kept, ended = keep_until(ends, output, block)
     grows = row.length + kept < row.limit

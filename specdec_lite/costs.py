@@ -69,7 +69,7 @@ def drafts(pair: Pair, Ks: Iterable[int], *, context: int, sampling: Sampling) -
         def work() -> None:
             with torch.inference_mode():
                 drafter.propose(tokens, K, sampling, randomness)
-            drafter.commit(context)
+            drafter.commit(context, [])
 
         return work
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -18,6 +18,7 @@ from .record import Result, Round
 from .text import TextStream, encode_prompt, stop_condition
 from .theory import check_K
 from .timing import Stopwatch
+from .tree import TreeVerification, VerifyTree, verify_tree
 from .verify import Verification, Verify, verify
 
 
@@ -51,6 +52,7 @@ def stream(
     stop_strings: str | Sequence[str] | None = None,
     drafter: Drafter | None = None,
     verify: Verify = verify,
+    verify_tree: VerifyTree = verify_tree,
 ) -> Generator[Round, None, Result]:
     """Yield each round as it commits; the generator's return value is the whole ``Result``.
 
@@ -58,7 +60,8 @@ def stream(
     K: tokens drafted per round. seed: the same tokens for the same seed (``None``: different each time).
     eos_token_id: one or more ids that end the output (default: the tokenizer's; ``[]``: none). stop_strings: texts that
     end it. The token that ends the output is its last.
-    drafter: what proposes (default: the pair's draft model). verify: the acceptance rule.
+    drafter: what proposes (default: the pair's draft model). verify, verify_tree: the acceptance rules for chains and
+    for token trees.
 
     Raises ``ValueError`` for bad input and ``FloatingPointError`` for NaN logits; the first before any work is done.
     """
@@ -80,6 +83,7 @@ def stream(
         randomness=TorchRandomness.seeded(seed, target.device),
         ends=stop_condition(pair.tokenizer, eos_token_id, stop_strings),
         verify=verify,
+        verify_tree=verify_tree,
     )
     for round in rounds:
         round.text = text.push(round.tokens, final=round.finish_reason is not None)
@@ -103,6 +107,7 @@ def decode(
     randomness: Randomness,
     ends: Callable[[list[int]], bool] = never,
     verify: Verify = verify,
+    verify_tree: VerifyTree = verify_tree,
 ) -> Iterator[Round]:
     """The loop on token ids: yields rounds until max_new_tokens are written, the output ends or the target is full.
 
@@ -119,17 +124,15 @@ def decode(
         watch.mark()
         wanted = min(K, limit - state.length - 1)  # a token from the target always follows the accepted ones
         room = drafter.limit(state.length) if drafter else 0
-        draft_tokens, accepted, next_token = state.draft_and_verify(
-            min(wanted, room), sampling, randomness, verify, watch
-        )
-        block, origins = block_of(draft_tokens, accepted, next_token)
+        drafted = state.draft_and_verify(min(wanted, room), sampling, randomness, verify, verify_tree, watch)
+        block, origins = block_of(drafted.accepted, drafted.next_token, drafted.complete)
         kept, ended = keep_until(ends, output, block)
-        state.commit(block[:kept])
+        state.commit(block[:kept], drafted.path)
         watch.mark()
         draft_seconds, target_seconds, other_seconds = watch.seconds()
         full = None if state.length < limit else "length" if len(output) == max_new_tokens else "context"
         yield Round(
-            tuple(draft_tokens),
+            tuple(drafted.tokens),
             tuple(block[:kept]),
             tuple(origins[:kept]),
             draft_seconds,
@@ -137,62 +140,97 @@ def decode(
             other_seconds,
             draft_limited=drafter is not None and room < wanted,
             finish_reason="stop" if ended else full,
+            parents=drafted.parents,
         )
+
+
+class Verified(NamedTuple):
+    """A round's draft after its verification, on the host. path: the tokens that are accepted, by index, in order."""
+
+    tokens: list[int]
+    parents: tuple[int, ...] | None
+    path: list[int]
+    next_token: int
+    complete: bool  # the path could go no further: nothing was drafted behind it
+
+    @property
+    def accepted(self) -> list[int]:
+        return [self.tokens[node] for node in self.path]
 
 
 class Continuation:
     """One growing text: its tokens on the device, and the caches of both models, which follow it."""
 
     def __init__(self, target: LanguageModel, drafter: Drafter | None, prompt: Sequence[int], limit: int):
+        if drafter and hasattr(drafter, "observe"):
+            target = drafter.observe(target)
         self.target, self.drafter = target, drafter
         self.tokens = torch.zeros(limit, dtype=torch.long, device=target.device)
         self.tokens[: len(prompt)] = torch.tensor(prompt)
         self.length = len(prompt)
-        self.cache = target.new_cache(limit - 1)
+        # A tree lies in the cache with all its nodes, of which few stay.
+        self.cache = target.new_cache(limit - 1 + getattr(drafter, "nodes", 0))
         if drafter:
             drafter.start(limit - 1)
 
     def draft_and_verify(
-        self, K: int, sampling: Sampling, randomness: Randomness, verify: Verify, watch: Stopwatch
-    ) -> tuple[list[int], int, int]:
-        """(draft tokens, how many are accepted, the token after them); marks the end of drafting and of the target."""
+        self,
+        K: int,
+        sampling: Sampling,
+        randomness: Randomness,
+        verify: Verify,
+        verify_tree: VerifyTree,
+        watch: Stopwatch,
+    ) -> Verified:
+        """One draft and its verification; marks the end of drafting and of the target."""
         with torch.inference_mode():
             context = self.tokens[: self.length]
             empty = Draft(context[:0], None)
             draft = self.drafter.propose(context, K, sampling, randomness) if self.drafter and K else empty
             watch.mark()
-            end = self.length + len(draft.tokens)
-            self.tokens[self.length : end] = draft.tokens
             # Not yet in the cache: the last committed token (at first, the whole prompt) and the draft.
-            feed = self.tokens[None, self.cache.length : end]
-            target_probs = sampling.probs(self.target(feed, self.cache, last=len(draft.tokens) + 1)[0])
+            feed = torch.cat([context[self.cache.length :], draft.tokens])[None]
+            topology = {}  # a chain needs no word of it
+            if draft.tree is not None:
+                topology = draft.tree.topology(self.cache.length, self.length, self.tokens.device)
+            logits = self.target(feed, self.cache, last=len(draft.tokens) + 1, **topology)
+            target_probs = sampling.probs(logits[0])
             watch.mark()
-            outcome = verify(draft.tokens, draft.probs, target_probs, randomness)
+            if draft.tree is None:
+                return self.fetch(draft, target_probs, verify(draft.tokens, draft.probs, target_probs, randomness))
+            outcome = verify_tree(draft.tree, draft.tokens, draft.probs, target_probs, randomness)
             return self.fetch(draft, target_probs, outcome)
 
     def fetch(
-        self, draft: Draft, target_probs: Float[Tensor, "K+1 vocab"], outcome: Verification
-    ) -> tuple[list[int], int, int]:
-        """The round's numbers on the host: the only place of a round that waits for the device.
+        self, draft: Draft, target_probs: Float[Tensor, "n+1 vocab"], outcome: Verification | TreeVerification
+    ) -> Verified:
+        """The round's numbers on the host. For a chain it is the only place of a round that waits for the device.
 
         Raises ``FloatingPointError`` naming the model whose logits held a NaN.
         """
         draft_probs = target_probs[:0] if draft.probs is None else draft.probs
         numbers = [outcome.accepted, outcome.next_token, target_probs.sum().isnan(), draft_probs.sum().isnan()]
         head = torch.stack([torch.as_tensor(number, dtype=torch.long, device=self.tokens.device) for number in numbers])
-        accepted, next_token, target_nan, draft_nan, *draft_tokens = torch.cat([head, draft.tokens]).tolist()
+        accepted, next_token, target_nan, draft_nan, *tokens = torch.cat([head, draft.tokens]).tolist()
         if target_nan or draft_nan:
             name = self.drafter.name if self.drafter and not target_nan else self.target.name
             raise FloatingPointError(f"{name} gave NaN logits; try float32, and check that its weights are whole")
-        return draft_tokens, accepted, next_token
+        if isinstance(outcome, TreeVerification):
+            parents = draft.tree.parents if draft.tree else None
+            return Verified(tokens, parents, list(outcome.path), next_token, outcome.complete)
+        return Verified(tokens, None, list(range(accepted)), next_token, accepted == len(tokens))
 
-    def commit(self, block: list[int]) -> None:
+    def commit(self, block: list[int], path: list[int]) -> None:
         """Take in what was kept of a round, and let the caches forget the rest."""
+        kept = path[: len(block) - 1]  # the last token is fed with the next round
+        if kept == list(range(len(kept))):  # they lie where they belong
+            self.cache.rollback(self.length + len(kept))
+        else:
+            self.cache.keep(self.length, kept)
+        self.tokens[self.length : self.length + len(block)] = torch.tensor(block)
         self.length += len(block)
-        self.tokens[self.length - 1] = block[-1]  # those before it are draft tokens, and in place
-        self.cache.rollback(self.length - 1)  # the last token is fed with the next round
         if self.drafter:
-            self.drafter.commit(self.length)
+            self.drafter.commit(self.length, kept)
 
 
 def check_lengths(target: LanguageModel, prompt: Sequence[int], max_new_tokens: int, K: int) -> None:
@@ -207,10 +245,9 @@ def check_lengths(target: LanguageModel, prompt: Sequence[int], max_new_tokens: 
         )
 
 
-def block_of(draft_tokens: list[int], accepted: int, next_token: int) -> tuple[list[int], list[str]]:
+def block_of(accepted: list[int], next_token: int, complete: bool) -> tuple[list[int], list[str]]:
     """The tokens that a round yields, and the origin of each."""
-    last = "bonus" if accepted == len(draft_tokens) else "recovered"
-    return [*draft_tokens[:accepted], next_token], ["accepted"] * accepted + [last]
+    return [*accepted, next_token], ["accepted"] * len(accepted) + ["bonus" if complete else "recovered"]
 
 
 def keep_until(ends: Callable[[list[int]], bool], output: list[int], block: list[int]) -> tuple[int, bool]:

@@ -6,6 +6,7 @@ its own (a token tree needs both). Radford et al. (2019); the weights are those 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +91,19 @@ class KVCache:
             if not 0 <= new <= old:
                 raise ValueError(f"cannot roll back to {lengths}: the cache holds {self.lengths} tokens")
         self.lengths = lengths
+
+    def keep(self, length: int, nodes: Sequence[int]) -> None:
+        """Keep ``length`` tokens, and of those behind them the ones at ``nodes``, counted from there, in this order.
+
+        A token tree lies in the cache node by node. Of it the accepted path is gathered: a few slots are copied to
+        where the text goes on. One row only.
+        """
+        if not 0 <= length <= self.length or any(not 0 <= node < self.length - length for node in nodes):
+            raise ValueError(f"cannot keep {length} tokens and {list(nodes)} behind them: it holds {self.length}")
+        from_slots = self.slots[[length + node for node in nodes]]
+        for block in (*self.keys, *self.values):
+            block[:, length : length + len(nodes)] = block[:, from_slots]
+        self.lengths = [length + len(nodes)]
 
     def keep_rows(self, rows: list[int]) -> None:
         """Row i becomes what row ``rows[i]`` was, and the other rows are forgotten.
@@ -213,7 +227,12 @@ class GPT2(nn.Module):
         mask: Bool[Tensor, "rows 1 n end"] | None = None,
     ) -> Float[Tensor, "rows n_last vocab"]:
         """Logits at the last ``last`` positions (all when None)."""
-        hidden = self.hidden(tokens, cache, positions=positions, mask=mask)
+        return self.last_logits(self.hidden(tokens, cache, positions=positions, mask=mask), last)
+
+    def last_logits(
+        self, hidden: Float[Tensor, "rows n width"], last: int | None
+    ) -> Float[Tensor, "rows n_last vocab"]:
+        """The logits at the last ``last`` positions (all when None)."""
         # A copy, because a slice keeps the strides of the whole, and for these the CPU has no fast bfloat16 kernel: the
         # head of gpt2 would take 200 ms instead of 10.
         return self.logits(hidden if last is None else hidden[:, -last:].clone(memory_format=torch.contiguous_format))

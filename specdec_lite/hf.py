@@ -2,14 +2,17 @@
 
 import inspect
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from .checkpoints import ModelNotAvailable, checkpoint_folder, first_line, read_config
+from .gpt2 import additive
 
 # The forward argument that takes the cache: its name from transformers 5.24 on, then those of 5.20 to 5.23 (the last
 # one in state-space models, which are refused, but by the name of their cache).
@@ -24,6 +27,18 @@ class HFCache:
         self.capacity = capacity
         self.length = 0
         self.oldest = 0  # the length that a rollback can still reach
+
+    def keep(self, length: int, nodes: Sequence[int]) -> None:
+        """As ``KVCache.keep``. Raises ``ValueError`` for a cache with sliding-window layers."""
+        if any(self.cache.is_sliding):
+            raise ValueError(
+                "a cache with sliding-window layers cannot keep a path through a token tree: draft a chain"
+            )
+        slots = [*range(length), *(length + node for node in nodes)]
+        layers: list[Any] = self.cache.layers  # Any: keys and values are typed as optional
+        for layer in layers:
+            layer.keys, layer.values = layer.keys[:, :, slots], layer.values[:, :, slots]
+        self.length = len(slots)
 
     def rollback(self, length: int) -> None:
         """Forget back to ``length`` tokens. ``ValueError`` when it holds fewer, or no longer holds what came before.
@@ -85,13 +100,21 @@ class HFModel:
 
     @torch.no_grad()  # not inference_mode: tensors a model keeps for itself (rope tables) must stay fit for training
     def __call__(
-        self, tokens: Int[Tensor, "rows n"], cache: HFCache, last: int | None = None
+        self,
+        tokens: Int[Tensor, "rows n"],
+        cache: HFCache,
+        last: int | None = None,
+        *,
+        positions: Int[Tensor, "rows n"] | None = None,
+        mask: Bool[Tensor, "rows 1 n end"] | None = None,
     ) -> Float[Tensor, "rows n_last vocab"]:
         """Logits at the last ``last`` positions (all when None)."""
         n = tokens.shape[1]
-        if cache.length + n > cache.capacity:
+        if mask is None and cache.length + n > cache.capacity:
             raise ValueError(f"{n} tokens do not fit: the cache is for {cache.capacity} and holds {cache.length}")
-        options = {self.cache_argument: cache.cache, "use_cache": True}
+        options: dict[str, Any] = {self.cache_argument: cache.cache, "use_cache": True}
+        if mask is not None:
+            options |= {"position_ids": positions, "attention_mask": additive(mask, self.model.dtype)}
         if self.selects_logits and last is not None:
             options["logits_to_keep"] = last
         logits = self.model(input_ids=tokens, **options).logits

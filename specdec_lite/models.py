@@ -1,9 +1,10 @@
 """What the rest of the library asks of a language model: tokens in, logits out, and a cache that has a length."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -16,6 +17,9 @@ class Cache(Protocol):
 
     def rollback(self, length: int) -> None:
         """Forget back to ``length`` tokens; ``ValueError`` when it holds fewer."""
+
+    def keep(self, length: int, nodes: Sequence[int]) -> None:
+        """Keep ``length`` tokens and, of those behind them, the ones at ``nodes``: an accepted path through a tree."""
 
 
 class LanguageModel(Protocol):
@@ -32,9 +36,16 @@ class LanguageModel(Protocol):
         """An empty cache for up to ``capacity`` tokens in each of ``rows`` sequences."""
 
     def __call__(
-        self, tokens: Int[Tensor, "rows n"], cache: Any, last: int | None = None
+        self,
+        tokens: Int[Tensor, "rows n"],
+        cache: Any,
+        last: int | None = None,
+        *,
+        positions: Int[Tensor, "rows n"] | None = None,
+        mask: Bool[Tensor, "rows 1 n end"] | None = None,
     ) -> Float[Tensor, "rows n_last vocab"]:
         """Append the n tokens to a cache that ``new_cache`` gave; logits at the last ``last`` positions (None: all).
 
-        Runs without gradients.
+        positions, mask: of the tokens of a tree, and which of all ``end`` tokens each of them sees. Without them the
+        tokens are a plain continuation. Runs without gradients.
         """

@@ -25,8 +25,8 @@ class Randomness(Protocol):
     def first_failure(self, accept_probs: Float[Tensor, " K"]) -> int | Int[Tensor, ""]:
         """Trial i succeeds with probability ``accept_probs[i]``; the index of the first failure (K: there is none)."""
 
-    def categorical(self, probs: Float[Tensor, " vocab"]) -> int | Int[Tensor, ""]:
-        """An index drawn from ``probs``."""
+    def categorical(self, probs: Float[Tensor, "*batch vocab"]) -> int | Int[Tensor, "*batch"]:
+        """An index drawn from ``probs``; from each row its own."""
 
 
 class TorchRandomness:
@@ -51,8 +51,8 @@ class TorchRandomness:
     def first_failure(self, accept_probs: Float[Tensor, " K"]) -> Int[Tensor, ""]:
         return first_failure_of(accept_probs, self.uniforms(accept_probs.shape))
 
-    def categorical(self, probs: Float[Tensor, " vocab"]) -> Int[Tensor, ""]:
-        return token_at(probs, self.uniforms(1, dtype=finest(probs.device))[0])
+    def categorical(self, probs: Float[Tensor, "*batch vocab"]) -> Int[Tensor, "*batch"]:
+        return token_at(probs, self.uniforms(probs.shape[:-1], dtype=finest(probs.device)))
 
     def uniforms(self, *shape, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*shape"]:
         return torch.rand(*shape, dtype=dtype, generator=self.generator, device=self.generator.device)
@@ -113,7 +113,9 @@ class ScriptedRandomness:
         self.choices: list[list[int]] = []  # per draw: the chosen index, then those still to be tried
         self.probability: float | Fraction = 1
 
-    def categorical(self, probs) -> int:
+    def categorical(self, probs):
+        if len(probs.shape) > 1:
+            return torch.tensor([self.categorical(row) for row in probs])
         return self._choose(list(probs.tolist()))
 
     def first_failure(self, accept_probs) -> int:

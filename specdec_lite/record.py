@@ -27,6 +27,7 @@ class Round:
     draft_limited: bool = False  # fewer tokens were drafted than asked for: the draft's context is full
     finish_reason: str | None = None  # set on the last round
     text: str = ""
+    parents: tuple[int, ...] | None = None  # of a token tree: the draft token that each one follows (-1: the text)
 
     @property
     def accepted(self) -> int:

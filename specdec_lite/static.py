@@ -102,14 +102,15 @@ class StaticGPT2:
         return Memory(self.model.new_cache(slots), tokens, torch.zeros((), dtype=torch.long, device=self.device))
 
     def __call__(
-        self, tokens: Int[Tensor, "1 n"], cache: StaticCache, last: int | None = None
+        self, tokens: Int[Tensor, "1 n"], cache: StaticCache, last: int | None = None, **tree: Any
     ) -> Float[Tensor, "1 n_last vocab"]:
-        """Logits at the last ``last`` positions (all when None). The first pass on a cache is the plain model's."""
+        """Logits at the last ``last`` positions (all when None). The plain model makes the first pass on a cache, and
+        all passes over token trees."""
         n, length = tokens.shape[1], cache.length
         with torch.inference_mode():
             # Prompts have any length: to compile or capture for one would not pay. What does not fit is refused there.
-            if length == 0 or n > LONGEST or length + n > cache.capacity:
-                return self.model(tokens, cache, last)
+            if tree or length == 0 or n > LONGEST or length + n > cache.capacity:
+                return self.model(tokens, cache, last, **tree)
             cache.memory.tokens[:, :n].copy_(tokens)
             cache.memory.start.fill_(length)
             logits = self.pass_over(n, cache.memory)()

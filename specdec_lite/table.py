@@ -1,9 +1,10 @@
 """A toy language model: a table of next-token laws, small enough to check by hand and to enumerate."""
 
 import sys
+from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -17,6 +18,9 @@ class TableCache:
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot roll back to {length}: the cache holds {self.length} tokens")
         self.length = length
+
+    def keep(self, length: int, nodes: Sequence[int]) -> None:
+        self.rollback(length + len(nodes))
 
 
 class TableModel:
@@ -48,10 +52,17 @@ class TableModel:
         return TableCache()
 
     def __call__(
-        self, tokens: Int[Tensor, "rows n"], cache: TableCache, last: int | None = None
+        self,
+        tokens: Int[Tensor, "rows n"],
+        cache: TableCache,
+        last: int | None = None,
+        *,
+        positions: Int[Tensor, "rows n"] | None = None,
+        mask: Bool[Tensor, "rows 1 n end"] | None = None,  # no law looks further back than its last token
     ) -> Float[Tensor, "rows n_last vocab"]:
         n = tokens.shape[1]
-        positions = torch.arange(cache.length, cache.length + n).clamp(max=len(self.log_table) - 1)
+        if positions is None:
+            positions = torch.arange(cache.length, cache.length + n)
         cache.length += n
-        logits = self.log_table[positions, tokens]
+        logits = self.log_table[positions.clamp(max=len(self.log_table) - 1), tokens]
         return logits if last is None else logits[:, -last:]

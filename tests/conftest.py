@@ -59,7 +59,7 @@ def fixed_draft():
         def propose(self, context, K, sampling, randomness):
             return Draft(torch.tensor(self.tokens[:K]), None)
 
-        def commit(self, length): ...
+        def commit(self, length, kept): ...
 
     return FixedDraft
 

@@ -188,7 +188,7 @@ def test_too_many_branches_end_in_an_error_that_says_so():
 @pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (1.0, 2)])
 def test_a_token_of_probability_zero_is_never_drawn_at_either_end(monkeypatch, uniform, token):
     """0.0 is the least uniform number; 1.0 stands for a product that is rounded up to the whole."""
-    monkeypatch.setattr(torch, "rand", lambda *shape, **options: torch.full(shape, uniform, dtype=torch.float64))
+    monkeypatch.setattr(torch, "rand", lambda shape, **options: torch.full(shape, uniform, dtype=torch.float64))
     draw = TorchRandomness.seeded(0).categorical(torch.tensor([0.0, 0.5, 0.5, 0.0]))
     assert int(draw) == token
 

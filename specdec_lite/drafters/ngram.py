@@ -4,7 +4,7 @@ It guesses well where a text copies: code, lists, quotes, and a prompt whose wor
 drawn, so q is a point mass. Saxena (2023), prompt lookup decoding; Yang et al. (2023), "Inference with Reference".
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from jaxtyping import Int
 from torch import Tensor
@@ -44,7 +44,7 @@ class NGramDrafter:
                 break
         return Draft(tokens, None)
 
-    def commit(self, length: int) -> None: ...
+    def commit(self, length: int, kept: Sequence[int]) -> None: ...
 
     def continuation(self, context: Int[Tensor, " length"]) -> int:
         """Where the text goes on after the first earlier place of the longest n-gram (at the context's end: none)."""

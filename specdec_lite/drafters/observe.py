@@ -1,0 +1,47 @@
+"""For drafters that live on the target: the target runs as it would, and what it saw on the way is kept for them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor, cat
+
+from ..gpt2 import GPT2, KVCache
+from ..models import LanguageModel
+
+
+class Observed:
+    """``target``, with the features and the cache of its last pass in reach.
+
+    cache: the target's own. features: ``GPT2.hidden`` for every token that was fed: what the output head reads.
+    Raises ``ValueError`` for a target that is no GPT-2 of this library, which alone shows its features.
+    """
+
+    cache: KVCache
+    features: Float[Tensor, "n width"]
+
+    def __init__(self, target: LanguageModel):
+        if not isinstance(target, GPT2):
+            raise ValueError(
+                f"{target.name} does not show its features: this drafter needs a target of this library's GPT2 class"
+            )
+        self.target = target
+        self.name, self.vocab_size, self.context = target.name, target.vocab_size, target.context
+        self.device = target.device
+
+    def new_cache(self, capacity: int, rows: int = 1) -> KVCache:
+        self.cache = self.target.new_cache(capacity, rows)
+        return self.cache
+
+    def __call__(
+        self, tokens: Int[Tensor, "1 n"], cache: KVCache, last: int | None = None, **tree: Any
+    ) -> Float[Tensor, "1 n_last vocab"]:
+        hidden = self.target.hidden(tokens, cache, **tree)
+        self.features = hidden[0]
+        self.drafted = 0 if last is None else last - 1  # the loop reads a row for each draft token and one more
+        return self.target.last_logits(hidden, last)
+
+    def committed(self, kept: Sequence[int]) -> Float[Tensor, "m width"]:
+        """Of the last pass the features that count: of the text before the draft, then of the tokens that stay."""
+        text = len(self.features) - self.drafted
+        return cat([self.features[:text], self.features[text:][list(kept)]])
