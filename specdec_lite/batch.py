@@ -114,7 +114,7 @@ def make_rows(
     for i, (prompt, most, seed) in enumerate(zip(prompts, each, seeds, strict=True)):
         try:
             tokens = encode_prompt(pair.tokenizer, prompt, pair.target.vocab_size)
-            check_lengths(pair.target, tokens, most, K)
+            check_lengths(pair.target, tokens, most)
         except ValueError as error:
             raise ValueError(f"prompt {i}: {error}") from None
         limit = min(len(tokens) + most, pair.target.context + 1)  # the last token need not be fed

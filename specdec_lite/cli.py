@@ -1,4 +1,4 @@
-"""The command line: ``specdec demo | generate | bench | report | check | doctor``. The only room that prints."""
+"""The command line, ``specdec``: what each command does. The only room that prints."""
 
 import argparse
 import json
@@ -16,19 +16,23 @@ from typing import Any
 import huggingface_hub
 from tqdm import tqdm
 
-from . import __version__
+from .arguments import parser
 from .bench import PROMPTS, bench, check_plan
 from .checkpoints import ModelNotAvailable
+from .comparison import as_text as comparison_text
+from .comparison import compare as compare_methods
+from .comparison import rows_of, write_comparison
 from .costs import check_room
 from .decoding import autoregressive, speculative, stream
 from .demo import compare, demo_text
 from .distributions import Sampling
 from .doctor import diagnose
 from .engines import EngineError, engine_by_name
-from .forms import MODES, accelerate
+from .forms import accelerate
 from .pairs import Pair, load_pair
 from .record import Result, Round
 from .report import Report
+from .results import read_results
 from .selfcheck import check, table
 from .text import decode_text
 from .writeup import as_text, write_report
@@ -40,7 +44,7 @@ BAD_INPUT = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code: 0 fine, 1 a check failed, 2 bad input (told in one line on stderr)."""
-    options = parser().parse_args(arguments)
+    options = parser(RUNS).parse_args(arguments)
     options.command = shlex.join(["specdec", *(sys.argv[1:] if arguments is None else arguments)])
     huggingface_hub.logging.set_verbosity_error()  # it reports each retry; an error here is one line
     try:
@@ -51,58 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("specdec: stopped", file=sys.stderr)
         return 130
-
-
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="specdec", description=__doc__.splitlines()[0])
-    top.add_argument("--version", action="version", version=__version__)
-    commands = top.add_subparsers(required=True, metavar="command")
-
-    def command(name: str, run: Callable[[argparse.Namespace], int], text: str, *, decodes: bool) -> Any:
-        sub = commands.add_parser(name, help=text, description=text)
-        sub.set_defaults(run=run)
-        sub.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-        if decodes:
-            sub.add_argument("--pair", default=None, help="tiny (default), gpt2-xl, random:gpt2-xl, ...")
-            sub.add_argument("--target", help="a Hugging Face id or folder, with --draft")
-            sub.add_argument("--draft", help="a smaller model with the same tokenizer")
-            sub.add_argument("--device", default="cpu", help="cpu (default), cuda, mps or auto")
-            sub.add_argument("--dtype", default="float32", help="float32 (default), bfloat16 or float16")
-            sub.add_argument("--max-new-tokens", type=int, default=128, help="(default: 128)")
-            sub.add_argument("--temperature", type=float, default=0.0 if name == "demo" else 1.0, help="0 is greedy")
-            sub.add_argument("--top-k", type=int, default=None)
-            sub.add_argument("--top-p", type=float, default=1.0)
-            sub.add_argument("--seed", type=int, default=0)
-        return sub
-
-    demo = command("demo", run_demo, "Write a text speculatively, then plainly, and compare.", decodes=True)
-    generate = command("generate", run_generate, "Write a text.", decodes=True)
-    for sub in (demo, generate):
-        sub.add_argument("--prompt", default=PROMPTS["story"])
-        sub.add_argument("--K", type=int, default=4, help="tokens drafted per round (0: plain decoding)")
-        sub.add_argument("--no-color", action="store_true", help="mark origins with signs instead of colours")
-    generate.add_argument("--stop", action="append", help="a text that ends the output (may be given more than once)")
-    measure = command("bench", run_bench, "Measure plain and speculative decoding for several K.", decodes=True)
-    measure.add_argument("--K", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 8])
-    measure.add_argument("--prompts", nargs="+", help="texts to go on from (default: five of five kinds)")
-    measure.add_argument("--repeats", type=int, default=3)
-    measure.add_argument(
-        "--alpha", type=float, help="assume this acceptance instead of verifying (random weights: 0.8)"
-    )
-    measure.add_argument("--out", help="results file (.jsonl); an unfinished one is resumed (default: a new file here)")
-    measure.add_argument("--mode", choices=MODES, help="another form of the own GPT-2: packed is for float32 on a CPU")
-    measure.add_argument("--no-hugging-face", action="store_true", help="leave out the comparison with generate()")
-    again = command("report", run_report, "Make the report and the picture of a results file again.", decodes=False)
-    again.add_argument("results", help="a .jsonl file that `specdec bench` wrote")
-    proof = command("check", run_check, "Is it lossless? Examine the pair, or another engine with it.", decodes=True)
-    proof.set_defaults(max_new_tokens=64)
-    proof.add_argument("--engine", default="loop", help="loop (default), batch, hugging-face or FILE.py:FUNCTION")
-    proof.add_argument("--K", type=int, default=2, help="tokens drafted per round")
-    proof.add_argument("--prompts", nargs="+", default=list(PROMPTS.values()), help="texts to go on from")
-    proof.add_argument("--draws", type=int, default=20_000, help="runs of the law test (default: 20,000)")
-    proof.add_argument("--planted", action="store_true", help="run wrong rules as well, to see each of them caught")
-    command("doctor", run_doctor, "Check this machine and its installation.", decodes=False)
-    return top
 
 
 def pair_of(options: argparse.Namespace) -> Pair:
@@ -198,7 +150,7 @@ def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
 def run_bench(options: argparse.Namespace) -> int:
     check_plan(options.K, options.prompts or PROMPTS, options.max_new_tokens, options.repeats, options.alpha)
     pair = accelerate(pair_of(options), options.mode) if options.mode else pair_of(options)
-    path = Path(options.out or f"specdec-bench-{slug(pair.name)}-{datetime.now():%Y%m%d-%H%M%S}.jsonl")
+    path = results_path(options, pair)
     with progress_bar() as progress:
         report = bench(
             pair,
@@ -220,7 +172,38 @@ def run_bench(options: argparse.Namespace) -> int:
     return 0
 
 
+def run_methods(options: argparse.Namespace) -> int:
+    pair = pair_of(options)
+    path = results_path(options, pair)
+    with progress_bar() as progress:
+        compare_methods(
+            pair,
+            prompts=options.prompts or PROMPTS,
+            max_new_tokens=options.max_new_tokens,
+            sampling=decoding_options(options)["sampling"],
+            repeats=options.repeats,
+            seed=options.seed,
+            path=path,
+            command=options.command,
+            progress=progress,
+        )
+    return show_comparison(path, options)
+
+
+def show_comparison(path: Path, options: argparse.Namespace) -> int:
+    records = read_results(path)
+    print(json.dumps([asdict(row) for row in rows_of(records)]) if options.json else comparison_text(records))
+    print(f"\nresults: {path}\nreport:  {write_comparison(path)}", file=sys.stderr)
+    return 0
+
+
+def results_path(options: argparse.Namespace, pair: Pair) -> Path:
+    return Path(options.out or f"specdec-{options.name}-{slug(pair.name)}-{datetime.now():%Y%m%d-%H%M%S}.jsonl")
+
+
 def run_report(options: argparse.Namespace) -> int:
+    if "methods" in read_results(options.results)[0]:
+        return show_comparison(Path(options.results), options)
     report, page, picture = write_report(options.results)
     show_report(report, options)
     print(f"\nreport:  {page}\npicture: {picture}", file=sys.stderr)
@@ -266,6 +249,16 @@ def run_doctor(options: argparse.Namespace) -> int:
             print(f"{state:<5} {row.name:<18} {row.detail}")
     return 0 if all(row.ok or row.optional for row in rows) else 1
 
+
+RUNS = {
+    "demo": run_demo,
+    "generate": run_generate,
+    "bench": run_bench,
+    "methods": run_methods,
+    "report": run_report,
+    "check": run_check,
+    "doctor": run_doctor,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .adaptive import KPolicy, policy_of
 from .distributions import Sampling
 from .drafters import Draft, Drafter
 from .drafters.model import ModelDrafter
@@ -16,7 +17,6 @@ from .pairs import Pair
 from .randomness import Randomness, TorchRandomness
 from .record import Result, Round
 from .text import TextStream, encode_prompt, stop_condition
-from .theory import check_K
 from .timing import Stopwatch
 from .tree import TreeVerification, VerifyTree, verify_tree
 from .verify import Verification, Verify, verify
@@ -45,7 +45,7 @@ def stream(
     prompt: str | Sequence[int],
     *,
     max_new_tokens: int = 128,
-    K: int = 4,
+    K: int | str | KPolicy = 4,
     sampling: Sampling = Sampling(),
     seed: int | None = None,
     eos_token_id: int | Sequence[int] | None = None,
@@ -57,11 +57,11 @@ def stream(
     """Yield each round as it commits; the generator's return value is the whole ``Result``.
 
     prompt: text, or token ids. max_new_tokens: exact, unless a stop or the target's context comes first.
-    K: tokens drafted per round. seed: the same tokens for the same seed (``None``: different each time).
+    K: tokens drafted per round (of a tree: its depth); ``"auto"`` or a policy (``adaptive``) chooses anew for each.
+    seed: the same tokens for the same seed, except with K = "auto" (``None``: different each time).
     eos_token_id: one or more ids that end the output (default: the tokenizer's; ``[]``: none). stop_strings: texts that
     end it. The token that ends the output is its last.
-    drafter: what proposes (default: the pair's draft model). verify, verify_tree: the acceptance rules for chains and
-    for token trees.
+    drafter: what proposes (default: the pair's draft). verify, verify_tree: the rules for chains and for token trees.
 
     Raises ``ValueError`` for bad input and ``FloatingPointError`` for NaN logits; the first before any work is done.
     """
@@ -102,7 +102,7 @@ def decode(
     prompt: Sequence[int],
     *,
     max_new_tokens: int,
-    K: int,
+    K: int | str | KPolicy,
     sampling: Sampling,
     randomness: Randomness,
     ends: Callable[[list[int]], bool] = never,
@@ -113,7 +113,8 @@ def decode(
 
     ends: is called with the output up to and including each new token; True makes that token the last.
     """
-    check_lengths(target, prompt, max_new_tokens, K)
+    policy = policy_of(K)
+    check_lengths(target, prompt, max_new_tokens)
     # The last token need not be fed, so a full context still yields one token.
     limit = min(len(prompt) + max_new_tokens, target.context + 1)
     state = Continuation(target, drafter, prompt, limit)
@@ -122,7 +123,7 @@ def decode(
     while state.length < limit and not ended:
         watch = Stopwatch(target.device)
         watch.mark()
-        wanted = min(K, limit - state.length - 1)  # a token from the target always follows the accepted ones
+        wanted = min(policy.choose(), limit - state.length - 1)  # a token from the target follows the accepted ones
         room = drafter.limit(state.length) if drafter else 0
         drafted = state.draft_and_verify(min(wanted, room), sampling, randomness, verify, verify_tree, watch)
         block, origins = block_of(drafted.accepted, drafted.next_token, drafted.complete)
@@ -131,7 +132,7 @@ def decode(
         watch.mark()
         draft_seconds, target_seconds, other_seconds = watch.seconds()
         full = None if state.length < limit else "length" if len(output) == max_new_tokens else "context"
-        yield Round(
+        round = Round(
             tuple(drafted.tokens),
             tuple(block[:kept]),
             tuple(origins[:kept]),
@@ -142,6 +143,8 @@ def decode(
             finish_reason="stop" if ended else full,
             parents=drafted.parents,
         )
+        policy.learn(round)
+        yield round
 
 
 class Verified(NamedTuple):
@@ -233,8 +236,7 @@ class Continuation:
             self.drafter.commit(self.length, kept)
 
 
-def check_lengths(target: LanguageModel, prompt: Sequence[int], max_new_tokens: int, K: int) -> None:
-    check_K(K)
+def check_lengths(target: LanguageModel, prompt: Sequence[int], max_new_tokens: int) -> None:
     if not prompt:
         raise ValueError("the prompt is empty: a model needs at least one token to go on from")
     if not (isinstance(max_new_tokens, Integral) and max_new_tokens >= 0):

@@ -13,12 +13,12 @@ LONGEST_FUNCTION = 50  # lines, the docstring included
 # The floor of a file, or of a folder with all in it. A file may import from its own floor and from those below.
 # "" is the package's own __init__.py.
 FLOORS = {
-    1: "distributions randomness verify tree theory roofline gallery lossy timing",
+    1: "distributions randomness verify tree theory roofline gallery tree_gallery lossy timing",
     2: "models checkpoints table gpt2 packed static forms hf pairs",
     3: "drafters training",
     4: "record text decoding adaptive batch alpha",
-    5: "engines costs bench results report writeup selfcheck examine lawtest methods plots widgets demo doctor",
-    6: "cli",
+    5: "engines costs bench results report writeup selfcheck examine lawtest methods comparison plots widgets demo doctor",
+    6: "arguments cli",
 }
 FLOOR = {"": 6} | {room: floor for floor, rooms in FLOORS.items() for room in rooms.split()}
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -61,7 +61,7 @@ class ModelDrafter:
 
     def commit(self, length: int, kept: Sequence[int]) -> None:
         # The last committed token is fed with the next proposal; the last draft token was never fed.
-        self.cache.rollback(min(self.cache.length, self.read + len(kept)))
+        self.cache.rollback(min(self.cache.length, self.read + len(kept), length - 1))
         self.read = self.cache.length
 
     def logits(self, tokens: Int[Tensor, " n"], last: int = 1, **tree: Tensor) -> Float[Tensor, "last vocab"]:

@@ -32,8 +32,10 @@ class TreeDrafter(ModelDrafter):
         if children not in (WITHOUT, WITH, TOP):
             raise ValueError(f"children is {children!r}; it must be {WITHOUT!r}, {WITH!r} or {TOP!r}")
         self.widths, self.children = tuple(widths), children
+        if not self.widths:
+            raise ValueError("widths is empty: give the number of children for at least one level")
         self.nodes = len(Tree.branching(self.widths))
-        check_candidates(max(self.widths, default=0), vocab_size)
+        check_candidates(max(self.widths), vocab_size)
         self.name = f"{model.name}, tree of {self.widths}, {children}"
 
     def start(self, capacity: int) -> None:
@@ -68,7 +70,7 @@ class TreeDrafter(ModelDrafter):
         return ((nodes, tokens, logits) for tokens in logits.topk(width).indices.unbind(-1))
 
     def commit(self, length: int, kept: Sequence[int]) -> None:
-        text = min(self.read, self.cache.length)
+        text = min(self.read, self.cache.length, length - 1)
         nodes = self.cache.length - text  # the deepest level was drawn, and not read
         self.cache.keep(text, [node for node in kept if node < nodes])
         self.read = self.cache.length

@@ -13,9 +13,14 @@ from safetensors import SafetensorError
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from ..drafters.early_exit import ExitHead
+from ..drafters.medusa import MedusaHeads
+from ..gpt2 import GPT2
 from .corpus import read_stories, split, token_stream, train_tokenizer
 from .distill import distill, init_from_target, sample_corpus
+from .eagle import new_layer, train_eagle
 from .gutenberg import MIRROR, build
+from .heads import HELD_OUT_WINDOWS, WINDOWS, features_of, spread, states_of, train_exit, train_medusa
 from .pretrain import new_model, pretrain
 from .report import fill_card, markdown, measure, ship
 
@@ -50,6 +55,13 @@ def check_resume(out: Path, model: GPT2LMHeadModel) -> None:
     model.config.save_pretrained(out)
 
 
+def heads_windows(args: argparse.Namespace, target: GPT2) -> list:
+    """Windows to train heads on, then windows to validate them on."""
+    _, *streams = read_corpus(args, SHIPPED)
+    counts = (WINDOWS, HELD_OUT_WINDOWS)
+    return [spread(stream, length=target.context, count=n) for stream, n in zip(streams, counts, strict=True)]
+
+
 def pick(args: argparse.Namespace, names: str) -> dict:
     return {name: getattr(args, name) for name in names.split()}
 
@@ -79,6 +91,33 @@ def run_distill(args: argparse.Namespace) -> None:
     training = torch.cat([training, sample_corpus(target, args.sampled, args.seed, out / "sampled.int32")])
     distill(draft, target, training, validation, out=out, **pick(args, "steps lr seed compiled"))
     draft.save_pretrained(out / "model")
+
+
+def run_eagle(args: argparse.Namespace) -> None:
+    out, target = args.out / "eagle", read(GPT2, SHIPPED / "target", "ship")
+    _, training, validation = read_corpus(args, SHIPPED)
+    layer = new_layer(target, args.seed)
+    train_eagle(layer, target, training, validation, out=out, **pick(args, "steps lr seed"))
+    layer.save(out / "eagle.safetensors", target)
+
+
+def run_medusa(args: argparse.Namespace) -> None:
+    out, target = args.out / f"medusa-{args.heads}", read(GPT2, SHIPPED / "target", "ship")
+    training, held_out = (features_of(target, windows) for windows in heads_windows(args, target))
+    heads = MedusaHeads(target.config.width, args.heads)
+    train_medusa(heads, target, training, held_out, out=out, **pick(args, "steps lr seed"))
+    heads.save(out / "medusa.safetensors", target)
+
+
+def run_exit(args: argparse.Namespace) -> None:
+    out, target = args.out / f"exit-{args.layers}", read(GPT2, SHIPPED / "target", "ship")
+    training, held_out = (
+        (states_of(target, args.layers, windows), features_of(target, windows))
+        for windows in heads_windows(args, target)
+    )
+    head = ExitHead.untrained(target, args.layers)
+    train_exit(head, target, training, held_out, out=out, **pick(args, "steps lr seed"))
+    head.save(out / "exit.safetensors", target)
 
 
 def run_report(args: argparse.Namespace) -> None:
@@ -119,12 +158,17 @@ TARGET, DRAFT = (
     {"layers": 1, "width": 128, "heads": 4, "steps": 1400},
 )
 TRAINING = "corpus out layers width heads steps lr seed compile"
+MEDUSA, EXIT = ({"heads": 4, "steps": 800, "lr": 0.01}, {"layers": 1, "steps": 800, "lr": 0.01})
+HEADS = "corpus out steps lr seed"
 STAGES: dict[str, tuple] = {  # what runs, what it does, its flags, their defaults where they differ from those above
     "corpus": (run_corpus, "download the books, write the corpus", "out mirror", {"out": Path("corpus.txt")}),
     "tokenizer": (run_tokenizer, "train the tokenizer", "corpus out vocab", {}),
     "pretrain": (run_pretrain, "train the target", f"{TRAINING} positions", TARGET),
     "distill": (run_distill, "train the draft on the target", f"{TRAINING} sampled", DRAFT),
     "report": (run_report, "measure the pair", "corpus out shipped card", {}),
+    "eagle": (run_eagle, "train EAGLE's layer for the package's target", "corpus out steps lr seed", {}),
+    "medusa": (run_medusa, "train Medusa's heads for the package's target", f"{HEADS} heads", MEDUSA),
+    "exit": (run_exit, "train an early exit of the package's target", f"{HEADS} layers", EXIT),
     "ship": (run_ship, "copy the pair into the package", "out", {}),
 }
 

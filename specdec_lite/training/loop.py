@@ -1,4 +1,4 @@
-"""The training loop that pretraining and distillation share: schedule, checkpoints, resume, log.
+"""The training loop that all stages share: schedule, checkpoints, resume, log.
 
 What is learned is the caller's business: it passes a function that gives the loss of one step.
 """
@@ -25,18 +25,21 @@ def learning_rate_scale(step: int, steps: int) -> float:
 
 
 def make_optimizers(model: nn.Module, lr: float, weight_decay: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the blocks, AdamW for everything else (embeddings, biases, norms).
+    """Muon for the matrices, AdamW for everything else (embeddings, biases, norms); frozen parameters are left out.
 
     Muon (Jordan et al. 2024) reaches the same loss in noticeably fewer steps on a model of this size; its updates are
     scaled to the size of AdamW's, so that both share one learning rate.
     """
-    named = dict(model.named_parameters())
-    matrices = [p for name, p in named.items() if ".h." in name and p.ndim == 2]
-    others = [p for name, p in named.items() if not (".h." in name and p.ndim == 2)]
-    return [
-        torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=lr, weight_decay=0.0, betas=(0.9, 0.99)),
-    ]
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    learned = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in learned if p.ndim == 2 and id(p) not in embeddings]
+    others = [p for p in learned if p.ndim != 2 or id(p) in embeddings]
+    optimizers: list[torch.optim.Optimizer] = []
+    if matrices:
+        optimizers.append(torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
+    if others:
+        optimizers.append(torch.optim.AdamW(others, lr=lr, weight_decay=0.0, betas=(0.9, 0.99)))
+    return optimizers
 
 
 def train(
@@ -48,7 +51,7 @@ def train(
     out: Path,
     weight_decay: float = 0.1,
     checkpoint_every: int = 100,
-    validate: Callable[[], dict[str, float]] | None = None,
+    validate: Callable[[], dict[str, Any]] | None = None,
     validate_every: int = 500,
 ) -> None:
     """Minimise ``loss_at(step)`` over ``model``'s parameters; ``out`` holds ``checkpoint.pt`` and ``log.jsonl``.

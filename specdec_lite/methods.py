@@ -1,0 +1,109 @@
+"""Every way to draft that this library knows, ready to be compared on the embedded pair."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .distributions import Sampling
+from .drafters import Drafter
+from .drafters.eagle import EagleDrafter, EagleLayer
+from .drafters.eagle_tree import DynamicTree
+from .drafters.early_exit import EarlyExitDrafter, ExitHead
+from .drafters.medusa import MedusaDrafter, MedusaHeads, best_tree
+from .drafters.model import ModelDrafter
+from .drafters.ngram import NGramDrafter
+from .drafters.specinfer import TOP, Merged, TreeDrafter
+from .gpt2 import GPT2
+from .hf import HFModel
+from .pairs import Pair
+from .tree import Tree
+from .verify import Verify, verify, verify_block
+
+PLAIN = "plain decoding"
+BY_RANK = (0.6, 0.15, 0.07, 0.04)  # about how often a drafter's first, second, ... candidate is the target's choice
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the comparison: a drafter, how deep it drafts, and how its draft is verified.
+
+    modules: the networks that it needs beside the target; their memory is counted, with their caches.
+    """
+
+    drafter: Drafter | None
+    K: int
+    verify: Verify = verify
+    modules: Sequence[Any] = ()
+
+
+def catalogue(pair: Pair, sampling: Sampling) -> dict[str, Method]:
+    """What is compared: methods by name, each with the settings worth trying on a small machine.
+
+    Any pair can draft with its draft model and by n-grams; what was trained for the embedded target drafts only for it.
+    """
+    methods = {PLAIN: Method(None, 0)} | without_training(pair, sampling)
+    return methods | trained_for(pair.target) if pair.name == "tiny" else methods
+
+
+def without_training(pair: Pair, sampling: Sampling) -> dict[str, Method]:
+    vocab, modules = pair.target.vocab_size, [pair.draft]
+
+    def chain() -> ModelDrafter:
+        return ModelDrafter(pair.draft, vocab)
+
+    methods = {f"draft model, K = {K}": Method(chain(), K, modules=modules) for K in (2, 3, 4, 5)}
+    trees = ((2, 1), (2, 1, 1, 1), (3, 2, 1))
+    methods |= {
+        f"SpecInfer tree, top {widths}": Method(
+            TreeDrafter(pair.draft, vocab, widths, TOP), len(widths), modules=modules
+        )
+        for widths in trees
+    }
+    if sampling.temperature > 0:  # at 0 a drawn tree is a chain, and the block rule is the standard one
+        methods["draft model, K = 4, block verification"] = Method(chain(), 4, verify=verify_block, modules=modules)
+        methods |= {
+            f"SpecInfer tree, drawn {widths}": Method(
+                TreeDrafter(pair.draft, vocab, widths), len(widths), modules=modules
+            )
+            for widths in trees
+        }
+    methods |= {f"n-gram, K = {K}": Method(NGramDrafter(), K) for K in (3, 6)}
+    methods["draft model + n-gram, K = 3"] = Method(Merged([chain(), NGramDrafter()], 3), 3, modules=modules)
+    return methods
+
+
+def trained_for(target: Any) -> dict[str, Method]:
+    """Early exit, Medusa and EAGLE with what the package has for the embedded target."""
+    early, heads, layer = ExitHead.load(target), MedusaHeads.load(target), EagleLayer.load(target)
+    methods = {f"early exit, K = {K}": Method(EarlyExitDrafter(target, early), K, modules=[early]) for K in (2, 4)}
+    methods |= {f"Medusa chain, K = {K}": Method(MedusaDrafter(target, heads), K, modules=[heads]) for K in (2, 4)}
+    methods |= {f"EAGLE chain, K = {K}": Method(EagleDrafter(target, layer), K, modules=[layer]) for K in (2, 3, 4)}
+    for nodes in (6, 12):
+        tree = sparse_tree(nodes, heads.heads)
+        drafters: dict[str, tuple[Drafter, Any]] = {
+            "Medusa tree": (MedusaDrafter(target, heads, tree), heads),
+            "EAGLE static tree": (EagleDrafter(target, layer, tree), layer),
+            "EAGLE dynamic tree": (EagleDrafter(target, layer, DynamicTree(nodes, width=3, depth=4)), layer),
+        }
+        for name, (drafter, module) in drafters.items():
+            methods[f"{name}, {nodes} nodes"] = Method(drafter, tree.depth, modules=[module])
+    return methods
+
+
+def sparse_tree(nodes: int, depth: int) -> Tree:
+    """A tree that is wide at the top and thin further down: the best one if candidates are right as in ``BY_RANK``."""
+    return best_tree(torch.tensor([BY_RANK] * depth), nodes)
+
+
+def memory(method: Method, context: int) -> int:
+    """Bytes that a method needs beside the target: weights, and a full cache of its own (transformers' not counted)."""
+    total = 0
+    for module in method.modules:
+        network = module.model if isinstance(module, HFModel) else module
+        total += sum(weight.nbytes for weight in network.parameters())
+        if isinstance(module, GPT2 | EagleLayer):
+            cache = module.new_cache(context)
+            total += sum(block.nbytes for block in (*cache.keys, *cache.values))
+    return total
