@@ -97,9 +97,9 @@ def spy_on():
             self.caches.append(self.model.new_cache(capacity, rows))
             return self.caches[-1]
 
-        def __call__(self, tokens, cache, last=None):
+        def __call__(self, tokens, cache, last=None, **tree):
             self.fed.append((cache.length, tokens[0].tolist()))
-            return self.model(tokens, cache, last)
+            return self.model(tokens, cache, last, **tree)
 
         def __getattr__(self, name):
             return getattr(self.model, name)
