@@ -93,10 +93,9 @@ class KVCache:
         self.lengths = lengths
 
     def keep(self, length: int, nodes: Sequence[int]) -> None:
-        """Keep ``length`` tokens, and of those behind them the ones at ``nodes``, counted from there, in this order.
+        """Keep ``length`` tokens, and of those behind them the ones at ``nodes``: an accepted path is gathered.
 
-        A token tree lies in the cache node by node. Of it the accepted path is gathered: a few slots are copied to
-        where the text goes on. One row only.
+        A few slots are copied to where the text goes on. One row only.
         """
         if not 0 <= length <= self.length or any(not 0 <= node < self.length - length for node in nodes):
             raise ValueError(f"cannot keep {length} tokens and {list(nodes)} behind them: it holds {self.length}")
