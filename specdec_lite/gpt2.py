@@ -5,7 +5,6 @@ the length and copies nothing. Rows of a batch may have different lengths, and a
 its own (a token tree needs both). Radford et al. (2019); the weights are those of any Hugging Face GPT-2 checkpoint.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from .checkpoints import checkpoint_folder, gpt2_state, read_config, read_weights
+from .models import additive
 
 
 @dataclass(frozen=True)
@@ -149,11 +149,6 @@ def next_slots(cache: KVCache, n: int, positions, visible, dtype: torch.dtype) -
         visible = (cache.slots[:end] <= slots[..., None])[:, None]
     mask = None if visible is None else additive(visible, dtype)
     return Slots(index, end, slots if positions is None else positions, mask)
-
-
-def additive(visible: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
-    """0 where visible, -inf elsewhere. Made once, for all layers: attention would else do it in each of them."""
-    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, -math.inf)
 
 
 class Block(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from .checkpoints import ModelNotAvailable, checkpoint_folder, first_line, read_config
-from .gpt2 import additive
+from .models import additive
 
 # The forward argument that takes the cache: its name from transformers 5.24 on, then those of 5.20 to 5.23 (the last
 # one in state-space models, which are refused, but by the name of their cache).
@@ -29,11 +29,9 @@ class HFCache:
         self.oldest = 0  # the length that a rollback can still reach
 
     def keep(self, length: int, nodes: Sequence[int]) -> None:
-        """As ``KVCache.keep``. Raises ``ValueError`` for a cache with sliding-window layers."""
-        if any(self.cache.is_sliding):
-            raise ValueError(
-                "a cache with sliding-window layers cannot keep a path through a token tree: draft a chain"
-            )
+        """As ``KVCache.keep``."""
+        if not 0 <= length <= self.length or any(not 0 <= node < self.length - length for node in nodes):
+            raise ValueError(f"cannot keep {length} tokens and {list(nodes)} behind them: it holds {self.length}")
         slots = [*range(length), *(length + node for node in nodes)]
         layers: list[Any] = self.cache.layers  # Any: keys and values are typed as optional
         for layer in layers:
@@ -108,8 +106,10 @@ class HFModel:
         positions: Int[Tensor, "rows n"] | None = None,
         mask: Bool[Tensor, "rows 1 n end"] | None = None,
     ) -> Float[Tensor, "rows n_last vocab"]:
-        """Logits at the last ``last`` positions (all when None)."""
+        """Logits at the last ``last`` positions (all when None). A token tree needs a model without sliding windows."""
         n = tokens.shape[1]
+        if mask is not None and any(cache.cache.is_sliding):
+            raise ValueError(f"{self.name} has sliding-window layers, which cannot read a token tree: draft a chain")
         if mask is None and cache.length + n > cache.capacity:
             raise ValueError(f"{n} tokens do not fit: the cache is for {cache.capacity} and holds {cache.length}")
         options: dict[str, Any] = {self.cache_argument: cache.cache, "use_cache": True}

@@ -1,5 +1,6 @@
 """What the rest of the library asks of a language model: tokens in, logits out, and a cache that has a length."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -49,3 +50,8 @@ class LanguageModel(Protocol):
         positions, mask: of the tokens of a tree, and which of all ``end`` tokens each of them sees. Without them the
         tokens are a plain continuation. Runs without gradients.
         """
+
+
+def additive(visible: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
+    """0 where visible, -inf elsewhere. Made once, for all layers: attention would else do it in each of them."""
+    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, -math.inf)

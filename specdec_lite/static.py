@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .gpt2 import GPT2, KVCache, Slots, additive
-from .models import LanguageModel
+from .gpt2 import GPT2, KVCache, Slots
+from .models import LanguageModel, additive
 
 STATIC_MODES = ("eager", "compile", "graphs", "compile+graphs")
 LONGEST = 16  # tokens; a longer pass has work enough to hide its launches, and goes to the plain model
