@@ -2,7 +2,7 @@
 
 The rule asks of a candidate only that the target might well have said it, so more candidates pass. What comes out has
 no longer the target's law: text drifts to what the drafter likes among the plausible. Cai et al. (2024), "Medusa",
-2401.10774, section 2.3.1.
+2401.10774, "Typical acceptance".
 """
 
 import math

@@ -28,10 +28,11 @@ RANKS = 10  # of each head's choices, so many have their accuracy measured
 class MedusaHeads(nn.Module):
     """Head i turns the target's feature into one from which the target's own output head reads the i-th later token.
 
-    Each is a residual block, ``h + SiLU(W_i h + b_i)`` (section 2.1.1 of the paper). The weights begin at 0, so an
+    Each is a residual block, ``h + SiLU(W_i h + b_i)`` ("Medusa heads" in the paper). The weights begin at 0, so an
     untrained head says what the target says of the next token.
 
-    accuracies: how often each head's first, second, ... choice is right; training measures it, for ``best_tree``.
+    accuracies: how often each head's first, second, ... choice is the target's first choice (``rank_accuracies`` at
+    temperature 0); training measures it, for ``best_tree``.
     """
 
     accuracies: Float[Tensor, "heads ranks"]
@@ -86,7 +87,8 @@ class MedusaDrafter:
             raise ValueError(f"the tree has depth {tree.depth}, and there are {heads.heads} heads: prune it")
         self.target, self.heads, self.tree = target, heads, tree
         self.nodes = len(tree) if tree else heads.heads
-        check_candidates(max(ranks(tree), default=-1) + 1 if tree else 1, target.vocab_size)
+        if tree:
+            check_candidates(1 + max(ranks(tree)), target.vocab_size)
 
     def observe(self, target: LanguageModel) -> Observed:
         """Raises ``ValueError`` when it is not the target that the heads were trained for."""
@@ -104,9 +106,9 @@ class MedusaDrafter:
     def propose(self, context: Int[Tensor, " length"], K: int, sampling: Sampling, randomness: Randomness) -> Draft:
         if self.feature is None:
             return Draft(context[:0], None)
-        logits = self.target.logits(self.heads(self.feature))[:K]
+        logits = self.target.logits(self.heads(self.feature)[:K])
         if self.tree:
-            tree = self.tree.pruned(K)
+            tree = self.tree.pruned(K) if self.tree.depth > K else self.tree
             return Draft(candidates(tree, logits), None, tree)
         q = sampling.probs(logits)
         return Draft(torch.as_tensor(randomness.categorical(q), device=context.device), q)
@@ -156,7 +158,7 @@ def best_tree(accuracies: Float[Tensor, "heads ranks"], nodes: int) -> Tree:
     """The tree of ``nodes`` nodes that is expected to have the most tokens accepted, if the heads err independently.
 
     A node is accepted when all on its way are: the product of their accuracies. The best node that can still be added
-    is added, one after the other (section 2.3.3 of the paper).
+    is added, one after the other (the paper's "Searching for the optimized tree construction").
     Raises ``ValueError`` when so many nodes cannot be had.
     """
     heads, most = accuracies.shape

@@ -79,14 +79,14 @@ class TreeDrafter(ModelDrafter):
 class Merged:
     """Several drafters' proposals in one tree; those of the first are tried first. A chain counts as a tree.
 
-    K: the most that the loop will ask for. Raises ``ValueError`` for a drafter that observes the target: it needs to
-    know where its own tokens lie in the target's pass.
+    K: how deep each may draft, whatever the loop asks for. Raises ``ValueError`` for a drafter that observes the
+    target: it needs to know where its own tokens lie in the target's pass.
     """
 
     def __init__(self, drafters: Sequence[Drafter], K: int):
         if seeing := [drafter.name for drafter in drafters if hasattr(drafter, "observe")]:
             raise ValueError(f"{seeing[0]} observes the target and cannot be merged: merge drafters that do not")
-        self.drafters = list(drafters)
+        self.drafters, self.K = list(drafters), K
         self.nodes = sum(getattr(drafter, "nodes", K) for drafter in drafters)
         self.name = " + ".join(drafter.name for drafter in drafters)
 
@@ -99,7 +99,7 @@ class Merged:
         return min(drafter.limit(length) for drafter in self.drafters)
 
     def propose(self, context: Int[Tensor, " length"], K: int, sampling: Sampling, randomness: Randomness) -> Draft:
-        drafts = [drafter.propose(context, K, sampling, randomness) for drafter in self.drafters]
+        drafts = [drafter.propose(context, min(K, self.K), sampling, randomness) for drafter in self.drafters]
         tree, tokens = Tree(()), list[int]()
         for i, draft in enumerate(drafts):
             own = draft.tokens.tolist()

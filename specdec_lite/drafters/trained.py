@@ -23,7 +23,8 @@ def shipped(kind: str) -> Path:
 
 
 def fingerprint(target: GPT2) -> str:
-    """A hash of the target's weights, rounded to bfloat16: the same in every dtype that a target is loaded in."""
+    """A hash of the target's weights, rounded to bfloat16: the same in float32 and bfloat16, and in float16 where the
+    checkpoint is stored in float16, as the embedded one is (rounding twice is not rounding once)."""
     digest = hashlib.sha256()
     for name, weight in sorted(target.state_dict().items()):
         digest.update(name.encode())

@@ -145,7 +145,7 @@ FLAGS: dict[str, dict] = {
     "mirror": {"default": MIRROR, "help": "a server with Project Gutenberg's cache/epub folder"},
     "vocab": {"type": int, "default": 4096, "help": "tokens in the vocabulary"},
     **{size: {"type": int, "help": "a size of the model"} for size in ("layers", "width", "heads", "positions")},
-    "steps": {"type": int, "default": 1000, "help": "training steps of 8 windows"},
+    "steps": {"type": int, "default": 1000, "help": "training steps"},
     "lr": {"type": float, "default": 6e-3, "help": "highest learning rate"},
     "seed": {"type": int, "default": 0, "help": "of the first weights, the batches and the sampled text"},
     "compile": {"dest": "compiled", "action": "store_true", "help": "use torch.compile: faster, needs a C++ compiler"},
@@ -158,7 +158,7 @@ TARGET, DRAFT = (
     {"layers": 1, "width": 128, "heads": 4, "steps": 1400},
 )
 TRAINING = "corpus out layers width heads steps lr seed compile"
-MEDUSA, EXIT = ({"heads": 4, "steps": 800, "lr": 0.01}, {"layers": 1, "steps": 800, "lr": 0.01})
+MEDUSA, EXIT = ({"heads": 4, "steps": 600, "lr": 0.01}, {"layers": 1, "steps": 600, "lr": 0.01})
 HEADS = "corpus out steps lr seed"
 STAGES: dict[str, tuple] = {  # what runs, what it does, its flags, their defaults where they differ from those above
     "corpus": (run_corpus, "download the books, write the corpus", "out mirror", {"out": Path("corpus.txt")}),
@@ -166,7 +166,7 @@ STAGES: dict[str, tuple] = {  # what runs, what it does, its flags, their defaul
     "pretrain": (run_pretrain, "train the target", f"{TRAINING} positions", TARGET),
     "distill": (run_distill, "train the draft on the target", f"{TRAINING} sampled", DRAFT),
     "report": (run_report, "measure the pair", "corpus out shipped card", {}),
-    "eagle": (run_eagle, "train EAGLE's layer for the package's target", "corpus out steps lr seed", {}),
+    "eagle": (run_eagle, "train EAGLE's layer for the package's target", HEADS, {"steps": 2400}),
     "medusa": (run_medusa, "train Medusa's heads for the package's target", f"{HEADS} heads", MEDUSA),
     "exit": (run_exit, "train an early exit of the package's target", f"{HEADS} layers", EXIT),
     "ship": (run_ship, "copy the pair into the package", "out", {}),

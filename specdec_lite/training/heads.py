@@ -2,7 +2,7 @@
 
 A head learns from states of the target that are computed once and kept, so a step runs the output head and no layer.
 What it learns is the target's whole law at a later position (or, for an exit, at the same one), not only the token that
-a text has there. Cai et al. (2024), 2401.10774, section 2.2.1, with the law in the place of the token.
+a text has there. Cai et al. (2024), 2401.10774, "Medusa-1", with the law in the place of the token.
 """
 
 import json
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from ..distributions import Sampling, overlap
+from ..distributions import GREEDY, Sampling, overlap
 from ..drafters.early_exit import ExitHead, early_states
 from ..drafters.hydra import HydraHeads
 from ..drafters.medusa import RANKS, MedusaHeads, rank_accuracies
@@ -24,9 +24,9 @@ from .corpus import consecutive_windows
 from .distill import forward_kl
 from .loop import train
 
-ROWS, LENGTH = 16, 64  # of the pieces that a step learns from
+ROWS, LENGTH = 8, 64  # of the pieces that a step learns from
 BATCH = 8  # windows that the target reads at a time
-WINDOWS, HELD_OUT_WINDOWS = 400, 16  # of a corpus, for the stages: their states take 200 MB
+WINDOWS, HELD_OUT_WINDOWS = 160, 16  # of a corpus, for the stages: their states take 100 MB
 
 
 @torch.inference_mode()
@@ -42,8 +42,10 @@ def sample_text(target: GPT2, start: int, *, rows: int, length: int, seed: int) 
 
 
 def spread(stream: Int[Tensor, " tokens"], *, length: int, count: int) -> Int[Tensor, "rows length"]:
-    """At most ``count`` windows of a corpus, evenly spread over it."""
+    """At most ``count`` windows of a corpus, evenly spread over it. Raises ``ValueError`` when it has not even one."""
     windows = consecutive_windows(stream, length=length)
+    if not len(windows):
+        raise ValueError(f"{len(stream)} tokens are no window of {length}: heads need a larger corpus (both its parts)")
     return windows[:: max(1, len(windows) // count)][:count]
 
 
@@ -81,7 +83,7 @@ def train_medusa(
 
     log = fit(heads, guess, target, (features, features), (held_out, held_out), first=1, **options)
     ranks = min(RANKS, target.vocab_size)
-    heads.accuracies[:, :ranks] = rank_accuracies(target, heads, held_out, Sampling(), ranks)
+    heads.accuracies[:, :ranks] = rank_accuracies(target, heads, held_out, GREEDY, ranks)
     return log
 
 
