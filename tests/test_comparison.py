@@ -6,10 +6,10 @@ from specdec_lite.comparison import PLAIN, as_text, compare, forced_rounds, rows
 from specdec_lite.distributions import GREEDY, Sampling
 from specdec_lite.drafters.model import ModelDrafter
 from specdec_lite.drafters.specinfer import TOP, TreeDrafter
-from specdec_lite.methods import Method, catalogue, sparse_tree, without_training
+from specdec_lite.methods import Method, catalogue, without_training
+from specdec_lite.pairs import load_pair
 from specdec_lite.results import read_results
 from specdec_lite.table import TableModel
-from specdec_lite.tree import Tree
 
 
 @pytest.fixture
@@ -129,9 +129,8 @@ def test_a_pair_without_trained_heads_is_offered_what_needs_none(small):
     assert not any("drawn" in name or "block" in name for name in greedy)  # they are the same as another row there
 
 
-def test_the_sparse_tree_is_wide_at_the_top():
-    tree = sparse_tree(6, 4)
-    assert len(tree) == 6 and tree.depth <= 4
-    widths = [tree.depths.count(depth) for depth in range(1, tree.depth + 1)]
-    assert widths == sorted(widths, reverse=True)
-    assert isinstance(tree, Tree)
+def test_the_embedded_pair_is_offered_every_method():
+    names = catalogue(load_pair("tiny"), GREEDY)
+    for family in ("draft model", "SpecInfer", "n-gram", "early exit", "Medusa chain", "Medusa tree", "EAGLE chain",
+                   "EAGLE static tree", "EAGLE dynamic tree"):  # fmt: skip
+        assert any(name.startswith(family) for name in names), family
