@@ -17,11 +17,11 @@ from .drafters.ngram import NGramDrafter
 from .drafters.specinfer import TOP, Merged, TreeDrafter
 from .gpt2 import GPT2
 from .hf import HFModel
-from .pairs import Pair
+from .pairs import Pair, embedded
 from .verify import Verify, verify, verify_block
 
 PLAIN = "plain decoding"
-# How often the first, second, ... candidate of EAGLE's layer is the greedy target's choice: nearly the same at each depth.
+# How often EAGLE's first, second, ... candidate is the greedy target's choice: nearly the same at each depth.
 EAGLE_BY_RANK = ((0.73, 0.14, 0.05, 0.03),) * 4
 
 
@@ -75,9 +75,14 @@ def without_training(pair: Pair, sampling: Sampling) -> dict[str, Method]:
 
 
 def trained_for(target: Any) -> dict[str, Method]:
-    """Early exit, Medusa and EAGLE with what the package has for the embedded target."""
+    """What the package has for the embedded target: a draft trained on text alone, early exit, Medusa and EAGLE."""
     early, heads, layer = ExitHead.load(target), MedusaHeads.load(target), EagleLayer.load(target)
-    methods = {f"early exit, K = {K}": Method(EarlyExitDrafter(target, early), K, modules=[early]) for K in (2, 4)}
+    plain = GPT2.from_pretrained(str(embedded("draft-not-distilled")), device=target.device, dtype=target.dtype)
+    methods = {
+        f"draft model, not distilled, K = {K}": Method(ModelDrafter(plain, target.vocab_size), K, modules=[plain])
+        for K in (2, 3)
+    }
+    methods |= {f"early exit, K = {K}": Method(EarlyExitDrafter(target, early), K, modules=[early]) for K in (2, 4)}
     methods |= {f"Medusa chain, K = {K}": Method(MedusaDrafter(target, heads), K, modules=[heads]) for K in (2, 4)}
     methods |= {f"EAGLE chain, K = {K}": Method(EagleDrafter(target, layer), K, modules=[layer]) for K in (2, 3, 4)}
     for nodes in (6, 12):

@@ -14,7 +14,7 @@ from .pretrain import validation_loss
 OWN_TEXT_SEED, OWN_TEXT_ROWS = 1_000, 32
 SAMPLE_SEEDS, SAMPLE_TOKENS = (1, 2, 3), 120
 CARD_BEGIN, CARD_END = "<!-- report -->", "<!-- end of report -->"
-SHIPPED_LIMIT = 20_000_000  # bytes
+SHIPPED_LIMIT = 22_000_000  # bytes: the pair takes 17 MB, and what else was trained for its target 4
 
 
 def measure(
