@@ -51,7 +51,7 @@ class AutoK:
     same, or nobody would notice that the draft became good again. Nothing here looks at a clock: a seed repeats a run.
 
     ``alpha``: accepted over tried draft tokens, where older rounds count for less.
-    Raises ``ValueError`` when ``largest`` is below 1, or c, v or overhead make no time.
+    Raises ``ValueError`` when ``largest`` is below 1, v is too short, or c, v and overhead make no time.
     """
 
     def __init__(
@@ -63,7 +63,10 @@ class AutoK:
         self.c, self.v, self.overhead, self.largest = c, v, overhead, largest
         self.accepted, self.tried = FIRST_ALPHA * FIRST_TRIALS, FIRST_TRIALS
         self.rounds = 0
-        self.best()  # bad costs are found before any work
+        try:
+            self.best()  # bad costs are found before any work
+        except LookupError:
+            raise ValueError(f"v is not known for every n up to {largest + 1}: measure it, or lower largest") from None
 
     @property
     def alpha(self) -> float:

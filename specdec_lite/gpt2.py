@@ -92,6 +92,7 @@ class KVCache:
                 raise ValueError(f"cannot roll back to {lengths}: the cache holds {self.lengths} tokens")
         self.lengths = lengths
 
+    @torch.inference_mode()  # memory that was made in it, as that of ``static.py``, may not be written to outside
     def keep(self, length: int, nodes: Sequence[int]) -> None:
         """Keep ``length`` tokens, and of those behind them the ones at ``nodes``: an accepted path is gathered.
 

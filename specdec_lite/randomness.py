@@ -115,7 +115,7 @@ class ScriptedRandomness:
 
     def categorical(self, probs):
         if len(probs.shape) > 1:
-            return torch.tensor([self.categorical(row) for row in probs])
+            return torch.tensor([self.categorical(row) for row in probs], dtype=torch.long)  # there may be none
         return self._choose(list(probs.tolist()))
 
     def first_failure(self, accept_probs) -> int:

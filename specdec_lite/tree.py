@@ -70,10 +70,10 @@ class Tree:
         Nodes come out by depth, then by ranks. Raises ``ValueError`` when a node's parent or an earlier sibling is
         missing.
         """
-        nodes = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
+        nodes = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
         index = {(): ROOT} | {path: i for i, path in enumerate(nodes)}
         for path in nodes:
-            earlier = (*path[:-1], path[-1] - 1) if path and path[-1] > 0 else path[:-1]
+            earlier = (*path[:-1], path[-1] - 1) if path and path[-1] else path[:-1]
             if not path or earlier not in index:
                 raise ValueError(f"{path} is an orphan: the tree lacks {earlier}, its parent or its sibling before it")
         return cls(tuple(index[path[:-1]] for path in nodes))
@@ -218,7 +218,9 @@ def merge(tree: Tree, tokens: Sequence[int], other: Tree, other_tokens: Sequence
     """
     parents = list(tree.parents)
     home: list[int] = []
-    known = {(parent, int(token)): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}
+    known: dict[tuple[int, int], int] = {}
+    for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
+        known.setdefault((parent, int(token)), node)  # of nodes that repeat each other the first
     for parent, token in zip(other.parents, other_tokens, strict=True):
         under = ROOT if parent == ROOT else home[parent]
         home.append(known.setdefault((under, int(token)), len(parents)))

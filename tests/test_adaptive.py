@@ -207,7 +207,7 @@ def test_a_dear_draft_is_used_little_and_a_cheap_one_much():
 
 def test_the_first_round_is_not_timed_as_it_reads_the_prompt():
     policy = TimedK()
-    play(policy, 40, lambda K, i: 1000.0 if i == 0 else 0.01 + 0.001 * K)
+    play(policy, 3, lambda K, i: 1000.0 if i == 0 else 0.01 + 0.001 * K)
     assert policy.c == pytest.approx(0.1)
 
 
@@ -238,9 +238,12 @@ def test_a_K_that_is_none_is_refused(K):
         policy_of(K)
 
 
-@pytest.mark.parametrize("options", [{"c": -0.1}, {"c": 0.1, "largest": 0}, {"c": 0.1, "overhead": -2.0}])
+@pytest.mark.parametrize(
+    "options",
+    [{"c": -0.1}, {"c": 0.1, "largest": 0}, {"c": 0.1, "overhead": -2.0}, {"c": 0.1, "v": {2: 1.1}.__getitem__}],
+)
 def test_costs_that_cannot_be_are_refused(options):
-    with pytest.raises(ValueError, match=r"c is|largest is"):
+    with pytest.raises(ValueError, match=r"c is|largest is|v is"):
         AutoK(**options)
 
 

@@ -9,6 +9,7 @@ from transformers import GPT2LMHeadModel
 
 from specdec_lite.checkpoints import ModelNotAvailable, hugging_face_state
 from specdec_lite.gpt2 import GPT2, SIZES, GPT2Config
+from specdec_lite.tree import Tree
 
 VOCAB, POSITIONS = 97, 48
 
@@ -139,6 +140,75 @@ def test_positions_and_mask_can_be_given_so_that_siblings_share_a_position(model
     close(logits[:, 0], expected[:, 6])
     cache.rollback(6)
     close(logits[:, 1:], model(candidates[:, 1:], cache))
+
+
+def tree_pass(model, text, tree, nodes, capacity=POSITIONS, cached=0):
+    """(logits after the text and after each node, the cache) from one pass behind ``cached`` tokens of the text."""
+    cache = model.new_cache(capacity)
+    if cached:
+        model(text[:, :cached], cache)
+    feed = torch.cat([text[:, cached:], nodes], dim=1)
+    topology = tree.topology(cached, text.shape[1], model.device)
+    return model(feed, cache, last=len(tree) + 1, **topology)[0], cache
+
+
+TREES = [Tree.branching((3, 2, 2)), Tree((-1, 0, -1, 1, 2, 0)), Tree.chain(5)]
+
+
+@pytest.fixture
+def exact(folder):
+    return GPT2.from_pretrained(folder, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("cached", [0, 3, 7])
+@pytest.mark.parametrize("tree", TREES, ids=["branching", "crossed", "chain"])
+def test_each_node_of_a_tree_has_the_logits_of_its_path_read_as_a_chain(exact, tokens, tree, cached):
+    text, nodes = tokens[:1, :8], tokens[1:, : len(tree)]
+    logits, cache = tree_pass(exact, text, tree, nodes, cached=cached)
+    assert cache.length == 8 + len(tree)
+    for node in range(-1, len(tree)):
+        chain = torch.cat([text, nodes[:, list(tree.path_to(node))]], dim=1)
+        expected = exact(chain, exact.new_cache(POSITIONS), last=1)[0, 0]
+        assert (logits[node + 1] - expected).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("tree", TREES, ids=["branching", "crossed", "chain"])
+def test_a_kept_path_lies_in_the_cache_as_if_nothing_else_had_been_read(exact, tokens, tree):
+    text, nodes = tokens[:1, :8], tokens[1:, : len(tree)]
+    for node in range(-1, len(tree)):
+        path = tree.path_to(node)
+        _, cache = tree_pass(exact, text, tree, nodes)
+        cache.keep(8, path)
+        fresh = exact.new_cache(POSITIONS)
+        exact(torch.cat([text, nodes[:, list(path)]], dim=1), fresh)
+        assert cache.lengths == fresh.lengths == [8 + len(path)]
+        for kept, expected in zip(cache.keys + cache.values, fresh.keys + fresh.values, strict=True):
+            assert (kept[:, : cache.length] - expected[:, : cache.length]).abs().max() < 1e-12
+
+
+def test_to_keep_a_path_copies_its_slots_bit_for_bit_and_touches_none_before_them(exact, tokens):
+    _, cache = tree_pass(exact, tokens[:1, :8], Tree.branching((3, 2)), tokens[1:, :9])
+    before = [block.clone() for block in cache.keys + cache.values]
+    cache.keep(8, [2, 7])
+    for kept, old in zip(cache.keys + cache.values, before, strict=True):
+        assert torch.equal(kept[:, :10], old[:, [*range(8), 8 + 2, 8 + 7]])
+    cache.keep(10, [])
+    assert cache.length == 10
+
+
+@pytest.mark.parametrize(("length", "nodes"), [(8, [9]), (8, [-1]), (8, [0, 99]), (18, []), (-1, []), (17, [0])])
+def test_to_keep_what_the_cache_does_not_hold_is_refused(exact, tokens, length, nodes):
+    _, cache = tree_pass(exact, tokens[:1, :8], Tree.branching((3, 2)), tokens[1:, :9])
+    with pytest.raises(ValueError, match="cannot keep"):
+        cache.keep(length, nodes)
+    with pytest.raises(ValueError, match="cannot roll back"):
+        cache.rollback(18)
+    assert cache.length == 17
+
+
+def test_a_tree_that_does_not_fit_is_refused_before_any_work(exact, tokens):
+    with pytest.raises(ValueError, match="17 tokens do not fit: the cache has 16 slots"):
+        tree_pass(exact, tokens[:1, :8], Tree.branching((3, 2)), tokens[1:, :9], capacity=16)
 
 
 def test_last_gives_the_last_positions_only(model, tokens, expected):

@@ -30,6 +30,7 @@ from transformers import (
 
 from specdec_lite.checkpoints import ModelNotAvailable
 from specdec_lite.hf import HFModel
+from specdec_lite.tree import Tree
 
 VOCAB, WINDOW, LENGTH = 64, 6, 40
 SIZES = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -148,6 +149,51 @@ def test_without_a_sliding_window_rollbacks_may_follow_each_other(name):
     for length in (15, 9, 2):
         cache.rollback(length)
     torch.testing.assert_close(model(tokens[:, 2:], cache), uncached(model.model, tokens)[:, 2:], atol=1e-5, rtol=0)
+
+
+FULL_MODELS = [name for name in MODELS if name not in SLIDING_MODELS]  # each layer sees the whole text
+TREE = Tree((-1, 0, -1, 1, 2, 0, -1))
+
+
+@pytest.mark.parametrize("cached", [0, 9])
+@pytest.mark.parametrize("name", FULL_MODELS)
+def test_each_node_of_a_tree_has_the_logits_of_its_path_and_a_kept_path_stays_as_if_read_alone(name, cached):
+    """Rotary positions too: siblings stand at one position, and a gathered key keeps the one that it was made with."""
+    model = HFModel(build(name).double())
+    text, nodes, after = random_tokens(12), random_tokens(len(TREE), seed=1), random_tokens(3, seed=2)
+    for kept in ((), (2,), (0, 1, 3), (2, 4)):
+        cache = model.new_cache(64)
+        if cached:
+            model(text[:, :cached], cache)
+        feed = torch.cat([text[:, cached:], nodes], dim=1)
+        logits = model(feed, cache, last=len(TREE) + 1, **TREE.topology(cached, 12, model.device))[0]
+        for node in range(-1, len(TREE)):
+            chain = torch.cat([text, nodes[:, list(TREE.path_to(node))]], dim=1)
+            torch.testing.assert_close(logits[node + 1], uncached(model.model, chain)[0, -1], atol=1e-10, rtol=0)
+        cache.keep(12, kept)
+        assert cache.length == cache.cache.get_seq_length() == 12 + len(kept)
+        expected = uncached(model.model, torch.cat([text, nodes[:, list(kept)], after], dim=1))[:, -3:]
+        torch.testing.assert_close(model(after, cache), expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(("length", "nodes"), [(4, [1]), (4, [-1]), (2, [0, 3]), (6, []), (-1, [0])])
+def test_to_keep_what_the_cache_does_not_hold_is_refused(length, nodes):
+    model = HFModel(build("llama"))
+    cache = model.new_cache(64)
+    model(random_tokens(5), cache)
+    with pytest.raises(ValueError, match=f"cannot keep {length} tokens and .* it holds 5"):
+        cache.keep(length, nodes)
+    assert cache.length == cache.cache.get_seq_length() == 5
+
+
+@pytest.mark.parametrize("name", SLIDING_MODELS)
+def test_a_sliding_window_takes_no_tree_and_says_so_before_any_work(name):
+    model = HFModel(build(name), name="mine")
+    cache = model.new_cache(64)
+    model(random_tokens(3), cache)
+    with pytest.raises(ValueError, match="mine has sliding-window layers, which cannot read a token tree"):
+        model(random_tokens(7), cache, last=8, **TREE.topology(3, 3, model.device))
+    assert cache.length == 3
 
 
 class NoLogitsToKeep(GPT2LMHeadModel):

@@ -1,7 +1,6 @@
 """Trees that are drawn from draft models, and trees of several drafters in one. Miao et al. (2024), 2305.09781."""
 
 from collections.abc import Iterator, Sequence
-from itertools import takewhile
 
 import torch
 from jaxtyping import Float, Int
@@ -109,8 +108,8 @@ class Merged:
 
     def commit(self, length: int, kept: Sequence[int]) -> None:
         for drafter, home in zip(self.drafters, self.homes, strict=True):
-            path = takewhile(set(home).__contains__, kept)  # as far as it had drafted the same tokens
-            drafter.commit(length, [home.index(node) for node in path])
+            # As far as it had drafted the same tokens: what it did not draft has none of its nodes behind it.
+            drafter.commit(length, [home.index(node) for node in kept if node in home])
 
 
 def laws_of(drafts: Sequence[Draft]) -> Float[Tensor, "n vocab"] | None:
