@@ -1,7 +1,7 @@
 """Every way to draft is lossless: by enumeration on small targets, and with the shipped weights on the tiny one.
 
-The drafters of the catalogue that need no target have their proofs in test_exactness and test_specinfer, Medusa and early
-exit theirs beside them; EAGLE's is here.
+The drafters of the catalogue that need no target have their proofs in test_exactness and test_specinfer, Medusa and
+early exit theirs beside them; EAGLE's is here.
 """
 
 import pytest

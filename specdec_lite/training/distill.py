@@ -1,11 +1,15 @@
-"""Distilling the embedded draft: it learns the target's whole distribution at every position, not only the next token.
+"""Distilling a draft: it learns the target's whole distribution at every position, not only the next token.
 
-The loss is KL(p || q) at first and TV(p, q) for the last part of the run. The acceptance rate is exactly 1 - TV(p, q)
-(Leviathan et al. 2023, Corollary 3.6), so the second loss optimises what the draft is used for. It does not come first:
-where q is near 0 its gradient vanishes, while that of KL, q - p, still pulls q up to wherever p is.
+The embedded draft's loss is KL(p || q) at first and TV(p, q) for the last part of the run. The acceptance rate is
+exactly 1 - TV(p, q) (Leviathan et al. 2023, Corollary 3.6), so the second loss optimises what the draft is used for. It
+does not come first: where q is near 0 its gradient vanishes, while that of KL, q - p, still pulls q up to where p is.
+
+A draft without a corpus, in half a minute: ``live.py``.
 """
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -29,9 +33,21 @@ def forward_kl(logits: Float[Tensor, "rows length vocab"], p: Float[Tensor, "row
     return cross_entropy - torch.special.entr(p).sum(-1).mean()
 
 
+def reverse_kl(logits: Float[Tensor, "rows length vocab"], p: Float[Tensor, "rows length vocab"]) -> Float[Tensor, ""]:
+    """Mean over positions of KL(q || p) in nats, with q = softmax(logits). p must be above 0 wherever q is."""
+    log_q = logits.float().log_softmax(-1)
+    return (log_q.exp() * (log_q - p.log())).sum(-1).mean()
+
+
 def variation(logits: Float[Tensor, "rows length vocab"], p: Float[Tensor, "rows length vocab"]) -> Float[Tensor, ""]:
     """Mean over positions of TV(p, q) = 1 - sum min(p, q), with q = softmax(logits): the share of rejected tokens."""
     return 1 - overlap(p, logits.softmax(-1, dtype=torch.float32)).mean()
+
+
+Loss = Callable[[Float[Tensor, "rows length vocab"], Float[Tensor, "rows length vocab"]], Float[Tensor, ""]]
+LOSSES: Mapping[str, Loss] = MappingProxyType(
+    {"forward KL": forward_kl, "reverse KL": reverse_kl, "total variation": variation}
+)
 
 
 @torch.no_grad()
@@ -49,10 +65,15 @@ def init_from_target(draft: GPT2LMHeadModel, target: GPT2LMHeadModel) -> None:
             f"the draft's embedding is {own.shape[0]} x {own.shape[1]}, the target's {learned.shape[0]} x "
             f"{learned.shape[1]}: it needs the same vocabulary and at most the same width"
         )
-    centred = learned - learned.mean(0)  # what all tokens share adds the same to every logit, so it says nothing
+    own.copy_(principal(learned, own.shape[1]) * draft.config.initializer_range)
+
+
+def principal(embedding: Float[Tensor, "vocab width"], width: int) -> Float[Tensor, "vocab smaller"]:
+    """An embedding on its first ``width`` principal components, with a standard deviation of 1."""
+    centred = embedding - embedding.mean(0)  # what all tokens share adds the same to every logit, so it says nothing
     _, _, components = torch.linalg.svd(centred, full_matrices=False)  # most variance first
-    projected = centred @ components[: own.shape[1]].T
-    own.copy_(projected * (draft.config.initializer_range / projected.std()))
+    projected = centred @ components[:width].T
+    return projected / projected.std()
 
 
 @torch.inference_mode()
