@@ -27,7 +27,7 @@ from .bench import (
 )
 from .decoding import Continuation, speculative
 from .distributions import Sampling
-from .methods import PLAIN, Method, catalogue, memory
+from .methods import PLAIN, Method, catalogue, memory, trained_on
 from .pairs import Pair
 from .randomness import TorchRandomness
 from .record import Statistics
@@ -96,7 +96,7 @@ def forced_rounds(pair: Pair, methods: Mapping[str, Method], sampling: Sampling)
     """What a draft and its verification cost, apart from any text: rounds in which every draft is rejected.
 
     All methods take turns, each on a text of its own that starts with the same ``COST_CONTEXT`` tokens. Medians: draft
-    and target in seconds, nodes: drafted tokens. bytes: memory beyond the target's.
+    and target in seconds, nodes: drafted tokens. bytes: memory beyond the target's. trained: see ``trained_on``.
     """
     prompt = [int(token) for token in torch.arange(COST_CONTEXT) % 23 + 100]  # it repeats, so that n-grams are found
     turns = FORCED_WARM_UP + FORCED_ROUNDS
@@ -115,6 +115,7 @@ def forced_rounds(pair: Pair, methods: Mapping[str, Method], sampling: Sampling)
     for name, method in methods.items():
         draft, target, nodes = (median(each) for each in zip(*seen[name][FORCED_WARM_UP:], strict=True))
         costs[name] = {"draft": draft, "target": target, "nodes": nodes, "bytes": memory(method, pair.target.context)}
+        costs[name]["trained"] = trained_on(pair, name)
     return costs
 
 
@@ -145,6 +146,7 @@ class MethodRow:
     speedup_high: float
     predicted: float
     megabytes: float
+    megatokens: float | None
 
 
 def rows_of(records: list[Record]) -> list[MethodRow]:
@@ -163,6 +165,7 @@ def rows_of(records: list[Record]) -> list[MethodRow]:
 def row_of(name: str, runs: Runs, plain: Runs, costs: dict[str, Record]) -> MethodRow:
     t1 = costs[PLAIN]["target"]
     drafting, verifying = costs[name]["draft"] / t1, costs[name]["target"] / t1
+    trained = costs[name].get("trained")
     flat = [run for repeats in runs for run in repeats]
     total = Statistics.summed([Statistics(**run["counts"]) for run in flat])
     slow, fast = per_token(plain), per_token(runs)
@@ -181,6 +184,7 @@ def row_of(name: str, runs: Runs, plain: Runs, costs: dict[str, Record]) -> Meth
         speedup_high=float(high),
         predicted=E * (1 + rest(plain) / t1) / (drafting + verifying + rest(runs) / t1),
         megabytes=costs[name]["bytes"] / 1e6,
+        megatokens=None if trained is None else trained / 1e6,
     )
 
 
@@ -201,6 +205,7 @@ COLUMNS: dict[str, Callable[[MethodRow], str]] = {
     "95% interval": lambda row: f"{row.speedup_low:.2f}-{row.speedup_high:.2f}",
     "predicted": lambda row: number(row.predicted, "x"),
     "memory, MB": lambda row: number(row.megabytes, digits=1),
+    "trained on, M tokens": lambda row: number(row.megatokens, digits=1),
 }
 
 
@@ -243,7 +248,7 @@ def write_comparison(results_file: str | Path) -> Path:
         "drafted: tokens, or nodes of a tree, per round. accepted by depth: of the rounds that got there, the share",
         "that went on. drafting, verifying: their time in a round, over t(1), a plain step; from rounds that were",
         "forced to reject everything. predicted: from these, the counted tokens per round, and the rest of a round.",
-        "memory: weights and caches beside the target's.",
+        "memory: weights and caches beside the target's. trained on: what the networks beside the target were shown.",
         "",
         "## Repeat it",
         "",

@@ -23,6 +23,14 @@ from .verify import Verify, verify, verify_block
 PLAIN = "plain decoding"
 # How often EAGLE's first, second, ... candidate is the greedy target's choice: nearly the same at each depth.
 EAGLE_BY_RANK = ((0.73, 0.14, 0.05, 0.03),) * 4
+# Steps x windows x tokens that the networks of the embedded pair were trained with (docs/model-card.md), by method.
+TRAINED_ON = {
+    "draft model": 1400 * 8 * 512,
+    "SpecInfer": 1400 * 8 * 512,
+    "early exit": 600 * 8 * 64,
+    "Medusa": 600 * 8 * 64,
+    "EAGLE": 2400 * 4 * 512,
+}
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,13 @@ def trained_for(target: Any) -> dict[str, Method]:
         for name, (drafter, module) in drafters.items():
             methods[f"{name}, {nodes} nodes"] = Method(drafter, 4, modules=[module])
     return methods
+
+
+def trained_on(pair: Pair, name: str) -> int | None:
+    """How many tokens the method's networks were trained on; ``None`` where that is not known."""
+    known = TRAINED_ON if pair.name == "tiny" else {}
+    needs_none = name == PLAIN or name.startswith("n-gram")
+    return 0 if needs_none else next((n for family, n in known.items() if name.startswith(family)), None)
 
 
 def memory(method: Method, context: int) -> int:

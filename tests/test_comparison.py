@@ -50,8 +50,8 @@ def record(name, K, seconds, tokens, other, numbers, tried, accepted):
 BY_HAND = [
     {"kind": "settings", "methods": {PLAIN: 0, "tree": 2}},
     {"kind": "costs", "methods": {
-        PLAIN: {"draft": 0.0, "target": 2.0, "nodes": 0, "bytes": 0},
-        "tree": {"draft": 1.0, "target": 3.0, "nodes": 4, "bytes": 5_000_000},
+        PLAIN: {"draft": 0.0, "target": 2.0, "nodes": 0, "bytes": 0, "trained": 0},
+        "tree": {"draft": 1.0, "target": 3.0, "nodes": 4, "bytes": 5_000_000, "trained": 2_000_000},
     }},
     record(PLAIN, 0, 20.0, 8, 2.0, (9, 9, 0, 0, 0), [], []),
     record("tree", 2, 10.0, 8, 0.5, (6, 12, 24, 6, 3), [6, 4], [4, 2]),
@@ -67,7 +67,7 @@ def test_a_row_by_hand():
     assert row.speedup == (20 / 8) / (10 / 8)
     # The rest of a round: 2/8 of plain decoding and .5/5 of the tree's, over t(1).
     assert row.predicted == pytest.approx(2 * (1 + 0.125) / (0.5 + 1.5 + 0.05))
-    assert row.megabytes == 5
+    assert (row.megabytes, row.megatokens) == (5, 2)
 
 
 def test_a_block_that_is_not_complete_does_not_count():

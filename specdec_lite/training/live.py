@@ -74,9 +74,9 @@ def distill_live(
 ) -> tuple[GPT2, list[Point]]:
     """A new draft for ``target`` and the curve of its training: its start, and a point at each tenth of the way.
 
-    200 steps of 4 rows take about fifteen seconds on one CPU core. layers, width, heads: sizes of the draft. loss: one of
-    ``distill.LOSSES``, or any function of the draft's logits and p. Raises ``ValueError`` when the draft is wider than
-    the target, or its heads do not divide its width.
+    200 steps of 4 rows take about fifteen seconds on one CPU core. layers, width, heads: sizes of the draft. loss: one
+    of ``distill.LOSSES``, or any function of the draft's logits and p. Raises ``ValueError`` when the draft is wider
+    than the target, or its heads do not divide its width.
     """
     draft = new_draft(target, layers=layers, width=width, heads=heads, seed=seed)
     length = lesson.tokens.shape[1]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 WARMUP_STEPS = 100
 DECAY_SHARE = 0.4  # the last part of the run, over which the learning rate falls to zero
