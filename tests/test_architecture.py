@@ -17,7 +17,8 @@ FLOORS = {
     2: "models checkpoints table gpt2 packed static forms hf pairs",
     3: "drafters training",
     4: "record text decoding adaptive batch alpha",
-    5: "engines costs bench results report writeup selfcheck examine lawtest methods comparison plots widgets demo doctor",
+    5: "engines costs bench results report writeup methods comparison selfcheck examine lawtest plots widgets demo"
+    " doctor",
     6: "arguments cli",
 }
 FLOOR = {"": 6} | {room: floor for floor, rooms in FLOORS.items() for room in rooms.split()}
