@@ -142,6 +142,28 @@ def test_bench_does_not_mix_two_runs_in_one_file(quick_bench):
     assert len(err.strip().splitlines()) == 1
 
 
+def test_methods_gives_a_row_for_every_way_to_draft_and_report_gives_it_again(run, tmp_path):
+    results = tmp_path / "all.jsonl"
+    small = ("--repeats", "1", "--max-new-tokens", "8", "--prompts", "Once upon a time")
+    code, out, err = run("methods", *small, "--out", str(results))
+    assert code == 0, err
+    for method in ("plain decoding", "draft model", "SpecInfer", "n-gram", "early exit", "Medusa", "EAGLE"):
+        assert method in out
+    code, again, err = run("report", str(results))
+    assert (code, again) == (0, out)
+    assert str(results.with_suffix(".md")) in err
+    code, rows, _ = run("report", "--json", str(results))
+    assert json.loads(rows)[0]["name"] == "plain decoding"
+
+
+def test_auto_is_a_draft_length(run):
+    code, out, _ = run("generate", "--K", "auto", "--json", "--temperature", "0", *SHORT)
+    fixed = run("generate", "--json", "--temperature", "0", *SHORT)[1]
+    assert code == 0 and json.loads(out)["text"] == json.loads(fixed)["text"]
+    code, _, err = run("generate", "--K", "many", *SHORT)
+    assert code == 2 and "many" in err
+
+
 CHECK = ("check", "--prompts", "Once upon a time", "--max-new-tokens", "8")
 
 
