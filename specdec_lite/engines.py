@@ -26,6 +26,7 @@ from .hf import HFModel
 from .models import LanguageModel
 from .pairs import Pair
 from .record import Statistics
+from .tree import VerifyTree, verify_tree
 from .verify import Verify, verify
 
 
@@ -61,14 +62,21 @@ class EngineError(RuntimeError):
 class Loop:
     """This library's loop, ``speculative``; K = 0 is plain decoding.
 
-    drafter, verify: another drafter or acceptance rule than the pair's draft and the right one.
+    drafter, verify, verify_tree: another drafter or acceptance rule than the pair's draft and the right ones.
     """
 
     def __init__(
-        self, pair: Pair, K: int = 4, *, drafter: Drafter | None = None, verify: Verify = verify, name: str = ""
+        self,
+        pair: Pair,
+        K: int = 4,
+        *,
+        drafter: Drafter | None = None,
+        verify: Verify = verify,
+        verify_tree: VerifyTree = verify_tree,
+        name: str = "",
     ):
         self.pair = pair
-        self.options: dict[str, Any] = {"K": K, "drafter": drafter, "verify": verify}
+        self.options: dict[str, Any] = {"K": K, "drafter": drafter, "verify": verify, "verify_tree": verify_tree}
         self.name = name or f"speculative, K={K}"
         self.statistics = Statistics.pooled([])
 

@@ -81,7 +81,10 @@ class Result:
 
     @property
     def alpha(self) -> float | None:
-        """Maximum-likelihood chance that one draft token is accepted, given that those before it were."""
+        """Maximum-likelihood chance that one draft token is accepted, given that those before it were.
+
+        Of a tree: that one of the candidates for a position is.
+        """
         return self.statistics.alpha
 
     @property

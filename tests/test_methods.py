@@ -14,6 +14,7 @@ from specdec_lite.drafters.eagle import EagleDrafter, EagleLayer
 from specdec_lite.drafters.eagle_tree import DynamicTree
 from specdec_lite.engines import Loop
 from specdec_lite.gpt2 import GPT2, GPT2Config
+from specdec_lite.lossy import typical
 from specdec_lite.methods import PLAIN, catalogue
 from specdec_lite.randomness import enumerate_outcomes
 from specdec_lite.selfcheck import LOSSLESS, check
@@ -107,6 +108,13 @@ def test_sampled_texts_of_the_embedded_target_have_its_law(name, tiny):
     engine = Loop(tiny, method.K, drafter=method.drafter, name=name)
     report = check(tiny, engine, prompts=["The wolf said to the"], draws=400, K=method.K, max_new_tokens=8)
     assert report.exit_code == LOSSLESS, report.verdict
+
+
+def test_the_same_check_rejects_typical_acceptance(tiny):
+    method = catalogue(tiny, Sampling())["Medusa tree, 6 nodes"]
+    engine = Loop(tiny, method.K, drafter=method.drafter, verify_tree=typical(), name="typical acceptance")
+    report = check(tiny, engine, prompts=["The wolf said to the"], draws=400, K=method.K, max_new_tokens=8)
+    assert report.exit_code != LOSSLESS
 
 
 def test_the_catalogue_begins_with_plain_decoding(tiny):
