@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 from ..distributions import Sampling
 from ..gpt2 import GPT2, Block, GPT2Config, KVCache, next_slots
-from ..models import LanguageModel
 from ..randomness import Randomness
 from ..tree import Tree, check_candidates
 from . import Draft
 from .eagle_tree import Chain, DynamicTree, Shape, StaticTree
-from .observe import Observed
+from .observe import OnTarget
 from .trained import load_trained, save_trained, shipped
 
 
@@ -99,7 +98,7 @@ class Growth:
         self.guesses = self.layer(self.guesses[parents][None], embedded[None], self.cache, mask[None, None])[0]
 
 
-class EagleDrafter:
+class EagleDrafter(OnTarget):
     """Drafts with ``layer``, which was trained for ``target``.
 
     shape: what to draft. ``None``: a chain, drawn from the layer's law. A ``Tree`` or a ``DynamicTree``: the likeliest
@@ -110,18 +109,13 @@ class EagleDrafter:
     """
 
     def __init__(self, target: GPT2, layer: EagleLayer, shape: Tree | DynamicTree | None = None):
-        self.target, self.layer = target, layer
+        super().__init__(target)
+        self.layer = layer
         self.shape: Shape = Chain() if shape is None else StaticTree(shape) if isinstance(shape, Tree) else shape
         check_candidates(self.shape.widest, target.vocab_size)
         self.name = f"EAGLE {self.shape.name}"
         if shape is not None:
             self.nodes = self.shape.nodes
-
-    def observe(self, target: LanguageModel) -> Observed:
-        if target is not self.target:
-            raise ValueError(f"this drafter was made for {self.target.name}, not for {target.name}: make one for that")
-        self.observed = Observed(target)
-        return self.observed
 
     def start(self, capacity: int) -> None:
         self.cache = self.layer.new_cache(capacity + self.shape.fed)

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from ..distributions import Sampling
 from ..gpt2 import GPT2, KVCache, next_slots
-from ..models import LanguageModel
 from ..randomness import Randomness
 from . import Draft
-from .observe import Observed
+from .observe import OnTarget
 from .trained import load_trained, save_trained, shipped
 
 
@@ -78,20 +77,14 @@ def early_states(
     return x
 
 
-class EarlyExitDrafter:
+class EarlyExitDrafter(OnTarget):
     """Drafts one token at a time with the first layers of ``target``, up to ``head``, in the target's cache."""
 
     name = "early exit"
 
     def __init__(self, target: GPT2, head: ExitHead):
-        self.target, self.head = target, head
-
-    def observe(self, target: LanguageModel) -> Observed:
-        """Raises ``ValueError`` when it is not the target whose layers draft."""
-        if target is not self.target:
-            raise ValueError(f"this drafter was made for {self.target.name}: make one for {target.name}")
-        self.observed = Observed(target)
-        return self.observed
+        super().__init__(target)
+        self.head = head
 
     def start(self, capacity: int) -> None: ...
 

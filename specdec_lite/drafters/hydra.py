@@ -5,8 +5,6 @@ told: the committed token that the target has not read yet, and then the draft's
 run one after the other. Ankner et al. (2024), 2402.05109.
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -14,10 +12,9 @@ from torch import Tensor, nn
 
 from ..distributions import Sampling
 from ..gpt2 import GPT2
-from ..models import LanguageModel
 from ..randomness import Randomness
 from . import Draft
-from .observe import Observed
+from .observe import FromNewestFeature
 
 
 class HydraHeads(nn.Module):
@@ -38,26 +35,14 @@ class HydraHeads(nn.Module):
         return features + F.silu(self.linears[embedded.shape[-2] - 1](inputs))
 
 
-class HydraDrafter:
+class HydraDrafter(FromNewestFeature):
     """Drafts a chain with ``heads``, each token drawn from its head's law. As with Medusa, the first round has none."""
 
     name = "Hydra"
 
     def __init__(self, target: GPT2, heads: HydraHeads):
-        self.target, self.heads = target, heads
-
-    def observe(self, target: LanguageModel) -> Observed:
-        """Raises ``ValueError`` when it is not the target that the heads were trained for."""
-        if target is not self.target:
-            raise ValueError(f"this drafter was made for {self.target.name}: make one for {target.name}")
-        self.observed = Observed(target)
-        return self.observed
-
-    def start(self, capacity: int) -> None:
-        self.feature: Float[Tensor, " width"] | None = None
-
-    def limit(self, length: int) -> int:
-        return self.target.context  # it reads one feature, however long the text is
+        super().__init__(target)
+        self.heads = heads
 
     def propose(self, context: Int[Tensor, " length"], K: int, sampling: Sampling, randomness: Randomness) -> Draft:
         if self.feature is None:
@@ -69,6 +54,3 @@ class HydraDrafter:
             token = torch.as_tensor(randomness.categorical(probs[-1]), device=context.device)
             tokens = torch.cat([tokens, token.view(1)])
         return Draft(tokens[1:], torch.stack(probs))
-
-    def commit(self, length: int, kept: Sequence[int]) -> None:
-        self.feature = self.observed.committed(kept)[-1]  # of position length - 2

@@ -5,7 +5,6 @@ token was drawn. So head i, which looks i positions further than the target's ow
 still open, and guesses it without knowing any token between. Cai et al. (2024), 2401.10774.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,11 +14,10 @@ from torch import Tensor, nn
 
 from ..distributions import Sampling
 from ..gpt2 import GPT2
-from ..models import LanguageModel
 from ..randomness import Randomness
 from ..tree import Tree, check_candidates
 from . import Draft
-from .observe import Observed
+from .observe import FromNewestFeature
 from .trained import load_trained, save_trained, shipped
 
 RANKS = 10  # of each head's choices, so many have their accuracy measured
@@ -63,7 +61,7 @@ class MedusaHeads(nn.Module):
         return heads.eval().requires_grad_(False)
 
 
-class MedusaDrafter:
+class MedusaDrafter(FromNewestFeature):
     """Drafts with ``heads`` from the newest feature of ``target``. Needs no cache, and one pass for all positions.
 
     tree: which of the heads' candidates are proposed. A node of depth d at place r among its siblings is head d's r-th
@@ -85,23 +83,11 @@ class MedusaDrafter:
             )
         if tree and tree.depth > heads.heads:
             raise ValueError(f"the tree has depth {tree.depth}, and there are {heads.heads} heads: prune it")
-        self.target, self.heads, self.tree = target, heads, tree
+        super().__init__(target)
+        self.heads, self.tree = heads, tree
         self.nodes = len(tree) if tree else heads.heads
         if tree:
             check_candidates(1 + max(ranks(tree)), target.vocab_size)
-
-    def observe(self, target: LanguageModel) -> Observed:
-        """Raises ``ValueError`` when it is not the target that the heads were trained for."""
-        if target is not self.target:
-            raise ValueError(f"this drafter was made for {self.target.name}: make one for {target.name}")
-        self.observed = Observed(target)
-        return self.observed
-
-    def start(self, capacity: int) -> None:
-        self.feature: Float[Tensor, " width"] | None = None
-
-    def limit(self, length: int) -> int:
-        return self.target.context  # it reads one feature, however long the text is
 
     def propose(self, context: Int[Tensor, " length"], K: int, sampling: Sampling, randomness: Randomness) -> Draft:
         if self.feature is None:
@@ -112,9 +98,6 @@ class MedusaDrafter:
             return Draft(candidates(tree, logits), None, tree)
         q = sampling.probs(logits)
         return Draft(torch.as_tensor(randomness.categorical(q), device=context.device), q)
-
-    def commit(self, length: int, kept: Sequence[int]) -> None:
-        self.feature = self.observed.committed(kept)[-1]  # of position length - 2, all that the target has read
 
 
 def ranks(tree: Tree) -> list[int]:

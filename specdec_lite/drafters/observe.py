@@ -45,3 +45,30 @@ class Observed:
         """Of the last pass the features that count: of the text before the draft, then of the tokens that stay."""
         text = len(self.features) - self.drafted
         return cat([self.features[:text], self.features[text:][list(kept)]])
+
+
+class OnTarget:
+    """A drafter that lives on one target: in ``observed`` it has what that target saw."""
+
+    def __init__(self, target: GPT2):
+        self.target = target
+
+    def observe(self, target: LanguageModel) -> Observed:
+        """Raises ``ValueError`` when it is not the target that this drafter was made for."""
+        if target is not self.target:
+            raise ValueError(f"this drafter was made for {self.target.name}: make one for {target.name}")
+        self.observed = Observed(target)
+        return self.observed
+
+
+class FromNewestFeature(OnTarget):
+    """A drafter that needs nothing but the feature of the last token that the target has read."""
+
+    def start(self, capacity: int) -> None:
+        self.feature: Float[Tensor, " width"] | None = None
+
+    def limit(self, length: int) -> int:
+        return self.target.context  # it reads one feature, however long the text is
+
+    def commit(self, length: int, kept: Sequence[int]) -> None:
+        self.feature = self.observed.committed(kept)[-1]  # of position length - 2
