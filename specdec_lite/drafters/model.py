@@ -37,14 +37,12 @@ class ModelDrafter:
 
     def start(self, capacity: int) -> None:
         self.cache = self.model.new_cache(min(capacity, self.model.context))
-        self.read = 0
 
     def limit(self, length: int) -> int:
         # Drafting K tokens feeds the context and all of them but the last.
         return max(0, self.model.context - length + 1)
 
     def propose(self, context: Int[Tensor, " length"], K: int, sampling: Sampling, randomness: Randomness) -> Draft:
-        self.read = len(context)  # behind this many tokens the cache holds a draft
         tokens, probs = [], []
         # What the cache lacks: the last committed token, and after a fully accepted round the last draft token too.
         feed = context[self.cache.length :]
@@ -61,8 +59,7 @@ class ModelDrafter:
 
     def commit(self, length: int, kept: Sequence[int]) -> None:
         # The last committed token is fed with the next proposal; the last draft token was never fed.
-        self.cache.rollback(min(self.cache.length, self.read + len(kept), length - 1))
-        self.read = self.cache.length
+        self.cache.rollback(min(self.cache.length, length - 1))
 
     def logits(self, tokens: Int[Tensor, " n"], last: int = 1, **tree: Tensor) -> Float[Tensor, "last vocab"]:
         known = tokens.clamp(max=self.model.vocab_size - 1)

@@ -108,8 +108,10 @@ class Merged:
 
     def commit(self, length: int, kept: Sequence[int]) -> None:
         for drafter, home in zip(self.drafters, self.homes, strict=True):
-            # As far as it had drafted the same tokens: what it did not draft has none of its nodes behind it.
-            drafter.commit(length, [home.index(node) for node in kept if node in home])
+            # As far as it had drafted the same tokens: what it did not draft has none of its nodes behind it. To the
+            # drafter the sequence ends there, with one token that is still to be read; the rest comes as context.
+            own = [home.index(node) for node in kept if node in home]
+            drafter.commit(length - len(kept) + len(own), own)
 
 
 def laws_of(drafts: Sequence[Draft]) -> Float[Tensor, "n vocab"] | None:
