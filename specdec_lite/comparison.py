@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-import torch
 
 from .bench import (
     PROMPTS,
@@ -63,6 +62,7 @@ def compare(
     methods = {PLAIN: Method(None, 0)} | dict(catalogue(pair, sampling) if methods is None else methods)
     check_plan([max(1, *(method.K for method in methods.values()))], prompts, max_new_tokens, repeats, None)
     ids = token_ids(pair, prompts, max_new_tokens)
+    check_forced_rounds(pair, methods)
     settings = {
         "pair": pair.name, "methods": {name: method.K for name, method in methods.items()}, "prompts": ids,
         "max_new_tokens": max_new_tokens, "sampling": asdict(sampling), "repeats": repeats, "seed": seed,
@@ -98,9 +98,10 @@ def forced_rounds(pair: Pair, methods: Mapping[str, Method], sampling: Sampling)
     All methods take turns, each on a text of its own that starts with the same ``COST_CONTEXT`` tokens. Medians: draft
     and target in seconds, nodes: drafted tokens. bytes: memory beyond the target's. trained: see ``trained_on``.
     """
-    prompt = [int(token) for token in torch.arange(COST_CONTEXT) % 23 + 100]  # it repeats, so that n-grams are found
+    ids = min(23, pair.target.vocab_size)
+    prompt = [i % ids for i in range(COST_CONTEXT)]  # it repeats, so that n-grams are found
     turns = FORCED_WARM_UP + FORCED_ROUNDS
-    limit = COST_CONTEXT + turns + max(method.K for method in methods.values()) + 1
+    limit = length_of_forced_rounds(methods)
     texts = {name: Continuation(pair.target, method.drafter, prompt, limit) for name, method in methods.items()}
     seen: dict[str, list[tuple[float, float, int]]] = {name: [] for name in methods}
     randomness, orders = TorchRandomness.seeded(0, pair.target.device), random.Random(0)
@@ -117,6 +118,21 @@ def forced_rounds(pair: Pair, methods: Mapping[str, Method], sampling: Sampling)
         costs[name] = {"draft": draft, "target": target, "nodes": nodes, "bytes": memory(method, pair.target.context)}
         costs[name]["trained"] = trained_on(pair, name)
     return costs
+
+
+def length_of_forced_rounds(methods: Mapping[str, Method]) -> int:
+    return COST_CONTEXT + FORCED_WARM_UP + FORCED_ROUNDS + max(method.K for method in methods.values()) + 1
+
+
+def check_forced_rounds(pair: Pair, methods: Mapping[str, Method]) -> None:
+    """Raises ``ValueError`` when a context of the pair is too short for them."""
+    longest = length_of_forced_rounds(methods)
+    for model in (pair.target, pair.draft):
+        if model.context < longest:
+            raise ValueError(
+                f"the costs are measured on texts of {longest} tokens, and {model.name} can hold {model.context}: "
+                "compare with a larger one"
+            )
 
 
 def no_token(draft_tokens, draft_probs, target_probs, randomness) -> Verification:
@@ -226,7 +242,8 @@ def head_lines(records: list[Record]) -> list[str]:
 
 def as_text(records: list[Record]) -> str:
     """For a terminal."""
-    return "\n".join([*head_lines(records), "", *aligned(table(rows_of(records)))])
+    rows = rows_of(records)  # first: it says so when there is nothing to show yet
+    return "\n".join([*head_lines(records), "", *aligned(table(rows))])
 
 
 def write_comparison(results_file: str | Path) -> Path:

@@ -17,6 +17,7 @@ from .pairs import Pair
 from .randomness import Randomness, TorchRandomness
 from .record import Result, Round
 from .text import TextStream, encode_prompt, stop_condition
+from .theory import check_K
 from .timing import Stopwatch
 from .tree import TreeVerification, VerifyTree, verify_tree
 from .verify import Verification, Verify, verify
@@ -63,7 +64,7 @@ def stream(
     end it. The token that ends the output is its last.
     drafter: what proposes (default: the pair's draft). verify, verify_tree: the rules for chains and for token trees.
 
-    Raises ``ValueError`` for bad input and ``FloatingPointError`` for NaN logits; the first before any work is done.
+    Raises ``ValueError`` for bad input, before any work, and ``FloatingPointError`` for NaN logits.
     """
     target = pair.target
     prompt_tokens = encode_prompt(pair.tokenizer, prompt, target.vocab_size)
@@ -123,7 +124,8 @@ def decode(
     while state.length < limit and not ended:
         watch = Stopwatch(target.device)
         watch.mark()
-        wanted = min(policy.choose(), limit - state.length - 1)  # a token from the target follows the accepted ones
+        check_K(chosen := policy.choose())
+        wanted = min(chosen, limit - state.length - 1)  # a token from the target follows the accepted ones
         room = drafter.limit(state.length) if drafter else 0
         drafted = state.draft_and_verify(min(wanted, room), sampling, randomness, verify, verify_tree, watch)
         block, origins = block_of(drafted.accepted, drafted.next_token, drafted.complete)

@@ -11,7 +11,7 @@ from specdec_lite.adaptive import EXPLORE_EVERY, AutoK, FixedK, TimedK, line, po
 from specdec_lite.decoding import decode
 from specdec_lite.drafters import Draft
 from specdec_lite.drafters.model import ModelDrafter
-from specdec_lite.randomness import enumerate_outcomes
+from specdec_lite.randomness import TorchRandomness, enumerate_outcomes
 from specdec_lite.record import Round
 from specdec_lite.table import TableModel
 from specdec_lite.theory import best_K
@@ -255,3 +255,20 @@ def test_auto_writes_the_targets_greedy_text_and_a_given_cost_repeats_a_sampled_
     once, again = (speculative(pair, "Once upon a time", K=AutoK(0.2), seed=3, **options) for _ in range(2))
     assert once.tokens == again.tokens
     assert len({len(round.draft_tokens) for round in once.rounds}) > 1
+
+
+@pytest.mark.parametrize("K", [-1, 1.5, None])
+def test_a_policy_that_chooses_nonsense_is_an_error_that_says_what_K_may_be(K, random_table):
+    class Nonsense:
+        def choose(self):
+            return K
+
+        def learn(self, round): ...
+
+    model = TableModel(random_table(3, seed=1))
+    rounds = decode(
+        model, ModelDrafter(model, 3), [0], max_new_tokens=4, K=Nonsense(), sampling=Sampling(),
+        randomness=TorchRandomness.seeded(0),
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="it must be a whole number"):
+        next(rounds)

@@ -121,6 +121,19 @@ def test_bad_input_is_refused_before_any_work(small):
         measured(small, repeats=0)
 
 
+def test_a_context_too_short_for_the_costs_is_refused_before_the_file_is_begun(pair_of, random_table, tmp_path):
+    path = tmp_path / "all.jsonl"
+    short = pair_of(TableModel(random_table(9, 9, seed=1), context=60), TableModel(random_table(9, 9, seed=2)))
+    with pytest.raises(ValueError, match="can hold 60"):
+        measured(short, path=path)
+    assert not path.exists()
+
+
+def test_a_comparison_that_has_measured_nothing_says_so():
+    with pytest.raises(ValueError, match="no block of this comparison is complete"):
+        as_text(BY_HAND[:1])
+
+
 def test_a_pair_without_trained_heads_is_offered_what_needs_none(small):
     names = catalogue(small, Sampling())
     assert PLAIN in names and not any("EAGLE" in name or "Medusa" in name for name in names)

@@ -452,3 +452,19 @@ def test_the_stage_trains_for_the_target_in_the_package(tmp_path, monkeypatch):
     target = GPT2.from_pretrained(str(package / "target"))
     layer = EagleLayer.load(target, tmp_path / "runs" / "eagle" / "eagle.safetensors")
     assert EagleDrafter(target, layer).name == "EAGLE chain"
+
+
+def test_a_nan_deep_in_a_dynamic_tree_leaves_a_tree(pair_of):
+    target, layer = models(0)
+    passes = []
+
+    def spoil(module, inputs, output):
+        passes.append(1)
+        return output * float("nan") if len(passes) > 1 else output
+
+    layer.block.register_forward_hook(spoil)
+    text = torch.tensor([1, 2, 3, 1])
+    draft = ready(target, layer, DynamicTree(nodes=8, width=3, depth=3), text).propose(
+        text, 3, GREEDY, TorchRandomness.seeded(0)
+    )
+    assert all(parent < node for node, parent in enumerate(draft.tree.parents))

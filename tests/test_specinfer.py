@@ -675,3 +675,10 @@ def test_sampled_texts_of_the_embedded_pair_have_the_targets_law(tiny):
     engine = Loop(tiny, 2, drafter=drafter, name="tree")
     report = check(tiny, engine, prompts=["The wolf said to the"], draws=400, K=2, max_new_tokens=8)
     assert report.exit_code == LOSSLESS, report.verdict
+
+
+def test_what_cannot_be_merged_is_refused(random_table):
+    model = ModelDrafter(TableModel(random_table(3, seed=1)), 3)
+    for drafters, K in (([], 2), ([model], 0), ([model, model], 2)):
+        with pytest.raises(ValueError, match="merging needs K >= 1"):
+            Merged(drafters, K)

@@ -11,6 +11,7 @@ from specdec_lite.drafters import trained
 from specdec_lite.drafters.trained import fingerprint, load_trained, save_trained, shipped
 from specdec_lite.gpt2 import GPT2, GPT2Config
 from specdec_lite.pairs import load_pair
+from specdec_lite.static import StaticGPT2
 
 CONFIG = GPT2Config(vocab_size=11, positions=8, width=16, layers=1, heads=2)
 
@@ -114,3 +115,9 @@ def test_a_fingerprint_is_that_of_the_weights_and_not_of_a_name(target):
 def test_shipped_files_lie_beside_the_embedded_pair():
     assert shipped("medusa").parent.joinpath("target", "config.json").is_file()
     assert shipped("medusa").name == "medusa.safetensors"
+
+
+def test_a_target_in_another_form_is_refused(saved, target):
+    path, _ = saved
+    with pytest.raises(ValueError, match="is a StaticGPT2: what was trained needs a plain GPT2"):
+        load_trained(path, "pair", StaticGPT2(target))

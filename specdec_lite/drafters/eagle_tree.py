@@ -4,6 +4,7 @@ Each shape is given a draft on its way. It reads the logits after the nodes that
 and feeds those that shall have children themselves. All nodes of one depth are one pass of the layer.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -148,7 +149,8 @@ class DynamicTree:
 
 def most_confident(confidence: Float[Tensor, " n"], count: int) -> Int[Tensor, " kept"]:
     """The places of the ``count`` largest, in ascending order. Of equals the first ones: a parent before its child."""
-    return confidence.sort(descending=True, stable=True).indices[:count].sort().values
+    known = confidence.nan_to_num(nan=-math.inf)  # NaN would sort first, without its parents
+    return known.sort(descending=True, stable=True).indices[:count].sort().values
 
 
 def cut_out(tokens: Int[Tensor, " n"], parents: Int[Tensor, " n"], kept: Int[Tensor, " m"]) -> Draft:

@@ -37,6 +37,8 @@ class MedusaHeads(nn.Module):
 
     def __init__(self, width: int, heads: int):
         super().__init__()
+        if heads < 1:
+            raise ValueError(f"heads is {heads}; there must be 1 or more")
         self.width, self.heads = width, heads
         self.linears = nn.ModuleList(nn.Linear(width, width) for _ in range(heads))
         for parameter in self.parameters():

@@ -56,7 +56,9 @@ class OnTarget:
     def observe(self, target: LanguageModel) -> Observed:
         """Raises ``ValueError`` when it is not the target that this drafter was made for."""
         if target is not self.target:
-            raise ValueError(f"this drafter was made for {self.target.name}: make one for {target.name}")
+            raise ValueError(
+                f"this drafter was made for {self.target.name}: make one for {target.name}, this object in this form"
+            )
         self.observed = Observed(target)
         return self.observed
 

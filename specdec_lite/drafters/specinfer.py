@@ -85,6 +85,8 @@ class Merged:
     def __init__(self, drafters: Sequence[Drafter], K: int):
         if seeing := [drafter.name for drafter in drafters if hasattr(drafter, "observe")]:
             raise ValueError(f"{seeing[0]} observes the target and cannot be merged: merge drafters that do not")
+        if K < 1 or not drafters or len(set(map(id, drafters))) < len(drafters):
+            raise ValueError(f"merging needs K >= 1, not {K}, and one or more drafters, each another object")
         self.drafters, self.K = list(drafters), K
         self.nodes = sum(getattr(drafter, "nodes", K) for drafter in drafters)
         self.name = " + ".join(drafter.name for drafter in drafters)

@@ -48,6 +48,8 @@ def load_trained(path: Path, kind: str, target: GPT2) -> tuple[dict[str, int], d
     target.
     """
     path = Path(path)
+    if type(target) is not GPT2:  # a packed or static form has no features to show, and other weights to hash
+        raise ValueError(f"{target.name} is a {type(target).__name__}: what was trained needs a plain GPT2 as target")
     if not path.is_file():
         raise ValueError(f"there is no {path}: train it with `python -m specdec_lite.training {kind}`")
     try:

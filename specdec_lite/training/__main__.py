@@ -103,19 +103,19 @@ def run_eagle(args: argparse.Namespace) -> None:
 
 def run_medusa(args: argparse.Namespace) -> None:
     out, target = args.out / f"medusa-{args.heads}", read(GPT2, SHIPPED / "target", "ship")
-    training, held_out = (features_of(target, windows) for windows in heads_windows(args, target))
     heads = MedusaHeads(target.config.width, args.heads)
+    training, held_out = (features_of(target, windows) for windows in heads_windows(args, target))
     train_medusa(heads, target, training, held_out, out=out, **pick(args, "steps lr seed"))
     heads.save(out / "medusa.safetensors", target)
 
 
 def run_exit(args: argparse.Namespace) -> None:
     out, target = args.out / f"exit-{args.layers}", read(GPT2, SHIPPED / "target", "ship")
+    head = ExitHead.untrained(target, args.layers)
     training, held_out = (
         (states_of(target, args.layers, windows), features_of(target, windows))
         for windows in heads_windows(args, target)
     )
-    head = ExitHead.untrained(target, args.layers)
     train_exit(head, target, training, held_out, out=out, **pick(args, "steps lr seed"))
     head.save(out / "exit.safetensors", target)
 

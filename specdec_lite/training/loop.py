@@ -59,6 +59,8 @@ def train(
     Started again with the same ``out``, it goes on from the last checkpoint: at most ``checkpoint_every`` steps are
     repeated, and since a step depends on its number alone they come out the same.
     """
+    if steps < 1:
+        raise ValueError(f"steps is {steps}; it must be 1 or more")
     out.mkdir(parents=True, exist_ok=True)
     optimizers = make_optimizers(model, lr, weight_decay)
     first = load_checkpoint(out, model, optimizers)
