@@ -10,13 +10,7 @@ from specdec_lite.gpt2 import GPT2, GPT2Config
 from specdec_lite.randomness import TorchRandomness, enumerate_outcomes
 from specdec_lite.training import heads as training
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def small_target(seed=0, vocab=11):

@@ -23,12 +23,7 @@ CONFIG = GPT2Config(vocab_size=11, positions=40, width=16, layers=2, heads=2)
 SHAPES = [None, Tree.chain(3), Tree.branching((3, 2, 1)), Tree.paths([(0,), (1,), (0, 0), (0, 1), (0, 0, 0), (2,)])]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def small_target(seed=0, **sizes):
@@ -340,7 +335,7 @@ def test_a_stage_leaves_a_file_for_the_packages_target(kind, load, tmp_path, mon
     load(load_pair("tiny").target, file)
     with pytest.raises(SystemExit) as stop:
         command.main([kind, "--corpus", str(short), "--out", str(tmp_path / "short"), "--steps", "1"])
-    assert stop.value.code == 2 and "heads need a larger corpus" in capsys.readouterr().err
+    assert stop.value.code == 2 and "give a larger corpus" in capsys.readouterr().err
 
 
 def test_text_sampled_from_the_target_has_the_targets_law():

@@ -23,12 +23,7 @@ from specdec_lite.tree import Tree
 SMALL = GPT2Config(vocab_size=3, positions=16, width=16, layers=2, heads=2)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def target_and_layer(seed):

@@ -38,12 +38,7 @@ PROMPT = (1, 0)
 SHARP = Sampling(temperature=0.7, top_k=2)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # The law, on tables

@@ -16,11 +16,11 @@ from transformers.utils import logging
 from ..drafters.early_exit import ExitHead
 from ..drafters.medusa import MedusaHeads
 from ..gpt2 import GPT2
-from .corpus import read_stories, split, token_stream, train_tokenizer
+from .corpus import read_stories, split, spread_windows, token_stream, train_tokenizer
 from .distill import distill, init_from_target, sample_corpus
 from .eagle import new_layer, train_eagle
 from .gutenberg import MIRROR, build
-from .heads import HELD_OUT_WINDOWS, WINDOWS, features_of, spread, states_of, train_exit, train_medusa
+from .heads import HELD_OUT_WINDOWS, WINDOWS, features_of, states_of, train_exit, train_medusa
 from .pretrain import new_model, pretrain
 from .report import fill_card, markdown, measure, ship
 
@@ -59,7 +59,7 @@ def heads_windows(args: argparse.Namespace, target: GPT2) -> list:
     """Windows to train heads on, then windows to validate them on."""
     _, *streams = read_corpus(args, SHIPPED)
     counts = (WINDOWS, HELD_OUT_WINDOWS)
-    return [spread(stream, length=target.context, count=n) for stream, n in zip(streams, counts, strict=True)]
+    return [spread_windows(stream, length=target.context, count=n) for stream, n in zip(streams, counts, strict=True)]
 
 
 def pick(args: argparse.Namespace, names: str) -> dict:

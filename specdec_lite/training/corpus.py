@@ -80,3 +80,11 @@ def consecutive_windows(stream: Int[Tensor, " tokens"], *, length: int) -> Int[T
     """The stream cut into windows one after the other (the last, shorter one is dropped)."""
     rows = len(stream) // length
     return stream[: rows * length].view(rows, length)
+
+
+def spread_windows(stream: Int[Tensor, " tokens"], *, length: int, count: int) -> Int[Tensor, "rows length"]:
+    """At most ``count`` windows of a corpus, evenly spread over it. Raises ``ValueError`` when it has not even one."""
+    windows = consecutive_windows(stream, length=length)
+    if not len(windows):
+        raise ValueError(f"{len(stream)} tokens are no window of {length}: give a larger corpus (both its parts count)")
+    return windows[:: max(1, len(windows) // count)][:count]

@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from transformers import GPT2LMHeadModel
 
 from ..distributions import overlap
-from .corpus import consecutive_windows, random_windows
+from .corpus import random_windows, spread_windows
 from .loop import train
 
 VALIDATION_WINDOWS = 32  # a subset, so that validating takes seconds
@@ -111,8 +111,7 @@ def distill(
     """
     length = draft.config.n_positions
     variation_from = steps - int(variation_share * steps)
-    windows = consecutive_windows(validation, length=length)
-    windows = windows[:: max(1, len(windows) // VALIDATION_WINDOWS)][:VALIDATION_WINDOWS]
+    windows = spread_windows(validation, length=length, count=VALIDATION_WINDOWS)
     target.eval()
     teacher, student = (torch.compile(target), torch.compile(draft)) if compiled else (target, draft)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..distributions import overlap
 from ..drafters.eagle import EagleLayer, embed
 from ..gpt2 import GPT2
-from .corpus import consecutive_windows, random_windows
+from .corpus import random_windows, spread_windows
 from .distill import forward_kl
 from .loop import train
 
@@ -120,8 +120,7 @@ def train_eagle(
 ) -> None:
     """Train ``layer`` in place, on windows of the text; see ``loop.train`` for ``out`` and how a killed run goes on."""
     length = target.context
-    windows = consecutive_windows(validation, length=length)
-    windows = windows[:: max(1, len(windows) // VALIDATION_WINDOWS)][:VALIDATION_WINDOWS]
+    windows = spread_windows(validation, length=length, count=VALIDATION_WINDOWS)
 
     def loss_at(step: int) -> Tensor:
         return eagle_loss(layer, target, random_windows(training, rows=rows, length=length, seed=seed, step=step))

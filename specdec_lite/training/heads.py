@@ -20,7 +20,6 @@ from ..drafters.hydra import HydraHeads
 from ..drafters.medusa import RANKS, MedusaHeads, rank_accuracies
 from ..gpt2 import GPT2
 from ..randomness import TorchRandomness, finest, token_at
-from .corpus import consecutive_windows
 from .distill import forward_kl
 from .loop import train
 
@@ -39,14 +38,6 @@ def sample_text(target: GPT2, start: int, *, rows: int, length: int, seed: int) 
         p = Sampling().probs(target(tokens[:, i : i + 1], cache)[:, -1])
         tokens[:, i + 1] = token_at(p, randomness.uniforms(rows, dtype=finest(target.device)))
     return tokens
-
-
-def spread(stream: Int[Tensor, " tokens"], *, length: int, count: int) -> Int[Tensor, "rows length"]:
-    """At most ``count`` windows of a corpus, evenly spread over it. Raises ``ValueError`` when it has not even one."""
-    windows = consecutive_windows(stream, length=length)
-    if not len(windows):
-        raise ValueError(f"{len(stream)} tokens are no window of {length}: heads need a larger corpus (both its parts)")
-    return windows[:: max(1, len(windows) // count)][:count]
 
 
 @torch.no_grad()
