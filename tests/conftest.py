@@ -22,15 +22,6 @@ def random_table():
     return make
 
 
-@pytest.fixture(scope="module")
-def one_thread():
-    """For files of many small operations: a second thread only waits, and on a busy machine slows them down by ten."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def chain():
     """chain(tokens, vocab): a model that surely says ``tokens[i + 1]`` after the token at position i; then 0, 0, ..."""

@@ -15,7 +15,12 @@ from specdec_lite.training.live import HELD_OUT, INITIAL_SCALE, Lesson, distill_
 START, VOCAB, LENGTH = 5, 12, 16
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,12 @@ from specdec_lite.training import heads as training
 CONFIG = GPT2Config(vocab_size=11, positions=32, width=16, layers=3, heads=2)
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def small_target(seed=0, scale=10.0, **sizes):

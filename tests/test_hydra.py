@@ -10,7 +10,13 @@ from specdec_lite.gpt2 import GPT2, GPT2Config
 from specdec_lite.randomness import TorchRandomness, enumerate_outcomes
 from specdec_lite.training import heads as training
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def small_target(seed=0, vocab=11):

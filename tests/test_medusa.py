@@ -23,7 +23,12 @@ CONFIG = GPT2Config(vocab_size=11, positions=40, width=16, layers=2, heads=2)
 SHAPES = [None, Tree.chain(3), Tree.branching((3, 2, 1)), Tree.paths([(0,), (1,), (0, 0), (0, 1), (0, 0, 0), (2,)])]
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def small_target(seed=0, **sizes):

@@ -23,7 +23,12 @@ from specdec_lite.tree import Tree
 SMALL = GPT2Config(vocab_size=3, positions=16, width=16, layers=2, heads=2)
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def target_and_layer(seed):

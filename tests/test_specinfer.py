@@ -38,7 +38,12 @@ PROMPT = (1, 0)
 SHARP = Sampling(temperature=0.7, top_k=2)
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 # The law, on tables

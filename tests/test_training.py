@@ -21,7 +21,12 @@ KING = "Once there was a king who had {} sons, and the youngest of them rode int
 STORIES = [KING.format(number) + "\nAnd so it came about." for number in range(60)]
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
