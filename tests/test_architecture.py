@@ -18,7 +18,7 @@ FLOORS = {
     3: "drafters training",
     4: "record text decoding adaptive batch alpha",
     5: "engines costs bench results report writeup methods comparison selfcheck examine lawtest plots widgets demo"
-    " doctor",
+    " doctor checks",
     6: "arguments cli",
 }
 FLOOR = {"": 6} | {room: floor for floor, rooms in FLOORS.items() for room in rooms.split()}

@@ -12,8 +12,9 @@ from tools import links
 from tools.notebooks import METADATA, clean
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
+NOTEBOOKS = [path for room in ("notebooks", "solutions") for path in sorted(ROOT.glob(f"{room}/*.ipynb"))]
 LONGEST_CELL = 15  # lines
+LONGEST_ANSWER = 35  # the signature, the docstring and the answer itself
 MACHINE_PATH = re.compile(r"/(root|home|tmp|work|Users)/|[A-Z]:\\\\+Users")
 PROJECT = links.Project.read(ROOT)
 GOOD_FIGURE = {"output_type": "display_data", "data": {"image/png": "iVBORw0KGgo="}, "metadata": {}}
@@ -47,15 +48,16 @@ def broken_rules(notebook):
 def broken_rules_of_a_cell(cell):
     name = f"the cell that begins with {cell.source.splitlines()[:1]}"
     lines = len(cell.source.splitlines())
-    if lines > LONGEST_CELL:
-        yield f"{name} has {lines} lines; {LONGEST_CELL} is the most"
+    longest = LONGEST_ANSWER if cell.metadata.get("nbgrader", {}).get("solution") else LONGEST_CELL
+    if lines > longest:
+        yield f"{name} has {lines} lines; {longest} is the most"
     if any(output.output_type == "error" for output in cell.outputs):
         yield f"{name} stores an error"
     if any("image/png" in output.get("data", {}) for output in cell.outputs) and "alt=" not in cell.source:
         yield f"{name} shows a figure without alt text: specdec_lite.plots.show(figure, alt=...)"
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_notebook_keeps_the_rules(path):
     broken = list(broken_rules(nbformat.read(path, as_version=4)))
     assert not broken, f"{path.name}:\n- " + "\n- ".join(broken)

@@ -5,7 +5,8 @@
 
 The address stands in pyproject.toml under [project.urls], the version in specdec_lite/__init__.py. From these come the
 badges in README.md, the address and version in CITATION.cff, and two cells of every notebook: the one tagged `badges`
-and the one tagged `setup`. A new notebook only needs the two tags; their text is filled in.
+and the one tagged `setup`. A new notebook only needs the two tags; their text is filled in. The exercises are made from
+the solutions: run `make exercises` afterwards.
 """
 
 import json
@@ -101,16 +102,22 @@ def notebook(text: str, project: Project, path: str) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
+def opened(name: str) -> str:
+    """What the badges of a notebook open: in a solution, the exercise that is made from it."""
+    return re.sub("^solutions/", "exercises/", name)
+
+
 def renewed(root: Path) -> dict[Path, str]:
     """Each file that shows the address or the version, and the text it should have."""
     project = Project.read(root)
     makers = {"README.md": readme, "CITATION.cff": citation}
     texts = {}
-    for path in [*(root / name for name in makers), *sorted(root.glob("notebooks/*.ipynb"))]:
+    notebooks = [*sorted(root.glob("notebooks/*.ipynb")), *sorted(root.glob("solutions/*.ipynb"))]
+    for path in [*(root / name for name in makers), *notebooks]:
         name = path.relative_to(root).as_posix()
         text = path.read_text(encoding="utf-8")
         try:
-            texts[path] = makers[name](text, project) if name in makers else notebook(text, project, name)
+            texts[path] = makers[name](text, project) if name in makers else notebook(text, project, opened(name))
         except ValueError as error:
             raise SystemExit(f"{name}: {error}") from error
     return texts

@@ -1,6 +1,6 @@
 """Run notebooks from top to bottom and store their outputs.
 
-    python tools/notebooks.py                            all of notebooks/
+    python tools/notebooks.py                            all of notebooks/ and solutions/
     python tools/notebooks.py notebooks/02_*.ipynb       the named ones
 
 Each notebook runs in a fresh kernel, in its own folder. Nothing is written unless it ran to its end; the first cell
@@ -72,7 +72,8 @@ def write(notebook: nbformat.NotebookNode, path: Path) -> None:
 def main(names: list[str]) -> int:
     os.environ.pop("MPLBACKEND", None)  # a fixed backend would keep figures out of the notebook
     os.environ["TQDM_DISABLE"] = "1"  # progress bars are not output
-    for path in [Path(name).resolve() for name in names] or sorted(ROOT.glob("notebooks/*.ipynb")):
+    every = [*sorted(ROOT.glob("notebooks/*.ipynb")), *sorted(ROOT.glob("solutions/*.ipynb"))]
+    for path in [Path(name).resolve() for name in names] or every:
         start = time.perf_counter()
         notebook = nbformat.read(path, as_version=4)
         try:

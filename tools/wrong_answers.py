@@ -1,0 +1,115 @@
+"""Plant the known wrong answers into the solutions, and list the message that each one gets: docs/wrong-answers.md.
+
+    python tools/wrong_answers.py
+
+solutions/wrong_answers/*.toml is the source. The messages are those that the checks really gave.
+"""
+
+import contextlib
+import functools
+import io
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from IPython.core.inputtransformer2 import TransformerManager
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:  # so that it runs as a script too
+    sys.path.insert(0, str(ROOT))
+
+from tools.exercises import SOLUTIONS, with_variant  # noqa: E402
+from tools.links import tomllib  # noqa: E402
+
+PAGE = "docs/wrong-answers.md"
+INTRODUCTION = """\
+<!-- tools/wrong_answers.py writes this from solutions/wrong_answers/ -->
+
+# Common wrong answers, and the message each gets
+
+For instructors. Learners meet these messages one at a time, when they have earned them. Each row was planted into the
+solution, and the message is what the check said. The code of each wrong answer is in `solutions/wrong_answers/`.
+"""
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A wrong answer to a task. slip: what is wrong, in plain words. says: a part of the message it must get."""
+
+    task: str
+    slip: str
+    says: str
+    code: str
+
+
+def wrong_answers(name: str) -> list[Wrong]:
+    """Those to the notebook ``name``, in the order of its file."""
+    path = SOLUTIONS / "wrong_answers" / f"{name}.toml"
+    return [Wrong(**each) for each in tomllib.loads(path.read_text(encoding="utf-8"))["wrong"]]
+
+
+def grade_id(cell: nbformat.NotebookNode) -> str:
+    """The name that nbgrader knows a cell by, or ""."""
+    return cell.metadata.get("nbgrader", {}).get("grade_id", "")
+
+
+def run(source: str, names: dict, label: str) -> None:
+    """Execute a cell in ``names``, quietly."""
+    code = compile(TransformerManager().transform_cell(source), f"<{label}>", "exec")
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(code, names)
+
+
+@dataclass(frozen=True)
+class Played:
+    """A solution that was run. before, after: the names that existed around each cell with a grade_id."""
+
+    checks: dict[str, str]  # task -> the source of its check
+    before: dict[str, dict]
+    after: dict[str, dict]
+
+    def message(self, task: str, answer: str) -> str:
+        """What the check of ``task`` says of another answer, "" if it passes. Later answers do not matter to it."""
+        names = dict(self.before[f"check_{task}"])
+        run(answer, names, task)
+        try:
+            run(self.checks[task], names, f"check_{task}")
+        except AssertionError as error:
+            return str(error)
+        return ""
+
+
+@functools.cache
+def play(name: str, variant: int = 0) -> Played:
+    """Run a solution from top to bottom. Raises what its first failing cell raises."""
+    notebook = with_variant(nbformat.read(SOLUTIONS / f"{name}.ipynb", as_version=4), variant)
+    names: dict = {"__name__": "__main__"}
+    played = Played({}, {}, {})
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        label = grade_id(cell) or cell.id
+        played.before[label] = dict(names)
+        run(cell.source, names, label)
+        played.after[label] = dict(names)
+        if label.startswith("check_"):
+            played.checks[label.removeprefix("check_")] = cell.source
+    return played
+
+
+def page() -> str:
+    """The text of docs/wrong-answers.md."""
+    blocks = [INTRODUCTION]
+    for path in sorted(SOLUTIONS.glob("*.ipynb")):
+        title = nbformat.read(path, as_version=4).cells[0].source.splitlines()[0].removeprefix("# ")
+        rows = ["| task | wrong answer | message |", "|---|---|---|"]
+        for wrong in wrong_answers(path.stem):
+            message = play(path.stem).message(wrong.task, wrong.code).replace("|", "\\|").replace("\n", " ")
+            rows.append(f"| `{wrong.task}` | {wrong.slip.replace('|', '&#124;')} | {message} |")
+        blocks.append(f"## {title}\n\n" + "\n".join(rows) + "\n")
+    return "\n".join(blocks)
+
+
+if __name__ == "__main__":
+    (ROOT / PAGE).write_text(page(), encoding="utf-8", newline="\n")
