@@ -14,15 +14,18 @@ endif
 READY := .venv/ready
 
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test notebooks lint format links
+.PHONY: help demo lab test notebooks exercises grade lint format links slides
 
 help:
 	@echo "make demo       see one text written twice: speculatively, and plainly"
 	@echo "make lab        open the course in JupyterLab"
 	@echo "make test       run every test and check every notebook"
 	@echo "make notebooks  run the notebooks again and store their outputs"
+	@echo "make exercises  make the exercises from the solutions; VARIANT=2027 makes a course folder with other numbers"
+	@echo "make grade      grade a folder of submissions: make grade SUBMISSIONS=folder; VARIANT=2027 OUT=grades.csv if wanted"
 	@echo "make lint       check style and types"
 	@echo "make format     put the style right"
+	@echo "make slides     make slides from the notebooks' stored outputs, in build/slides"
 	@echo "make links      write the address and version into badges and set-up cells"
 
 demo: $(READY)
@@ -37,6 +40,18 @@ test: $(READY)
 notebooks: $(READY)
 	$(PY) tools/notebooks.py $(ARGS)
 
+# With a VARIANT: a folder for nbgrader. Without: exercises/, and the page that lists the wrong answers.
+exercises: $(READY)
+ifdef VARIANT
+	$(PY) tools/exercises.py --variant $(VARIANT)
+else
+	$(PY) tools/exercises.py
+	$(PY) tools/wrong_answers.py
+endif
+
+grade: $(READY)
+	$(PY) tools/grade.py $(if $(SUBMISSIONS),"$(SUBMISSIONS)") $(if $(VARIANT),--variant $(VARIANT)) $(if $(OUT),--out "$(OUT)")
+
 lint: $(READY)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -45,6 +60,9 @@ lint: $(READY)
 format: $(READY)
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+
+slides: $(READY)
+	$(PY) tools/slides.py
 
 links: $(READY)
 	$(PY) tools/links.py $(ARGS)

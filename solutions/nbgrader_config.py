@@ -38,6 +38,7 @@ c.Autograde.sanitize_preprocessors = [
 # The slowest cell of a solution needs a few seconds; an endless loop costs its own cell and no other.
 c.Execute.timeout = 120  # seconds for a cell; nbgrader's own is 30
 c.Execute.startup_timeout = 120
+c.Execute.iopub_timeout = 60  # a busy machine needs longer than the 4 of nbgrader to hand over what a cell printed
 
 # A learner may print a lot.
 c.LimitOutput.max_lines = 1000
