@@ -44,8 +44,10 @@ class Wrong:
 
 
 def wrong_answers(name: str) -> list[Wrong]:
-    """Those to the notebook ``name``, in the order of its file."""
+    """Those to the notebook ``name``, in the order of its file; none if there is no file."""
     path = SOLUTIONS / "wrong_answers" / f"{name}.toml"
+    if not path.exists():
+        return []
     return [Wrong(**each) for each in tomllib.loads(path.read_text(encoding="utf-8"))["wrong"]]
 
 

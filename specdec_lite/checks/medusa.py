@@ -1,0 +1,300 @@
+"""Checks for the exercises of notebook 11: offsets, the loss, what a head cannot see, trees by numbers, typical."""
+
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..drafters.medusa import best_tree, ranks
+from ..lossy import typical
+from ..randomness import enumerate_outcomes
+from ..tree import ROOT, Tree
+from .core import CheckFailed, Given, Slip, attempting, check, dice, law, laws, like, same
+
+Law = Float[Tensor, " vocab"]
+Accuracy = Float[Tensor, "heads ranks"]
+entropy = lambda law: float(torch.special.entr(law).sum())  # noqa: E731
+
+
+def given(variant: int = 0) -> Given:
+    """A run to follow by hand, two laws, the beginning of a text, and what nodes cost on some machine."""
+    chance = dice("11", variant)
+    p, q = ([float(x) for x in law(chance, 5)] for _ in range(2))
+    while min(p) > 0.09 or p == q:
+        p = [float(x) for x in law(chance, 5)]
+    return Given(
+        prompt=chance.randrange(12, 40), accepted=[chance.randrange(4) for _ in range(4)], heads=3,
+        text=chance.choice(["The old woman said to the", "There was a king who had"]), p=p, q=q,
+        slope=chance.choice([0.06, 0.07, 0.08, 0.09]), drafting=chance.choice([0.12, 0.15, 0.18]),
+    )  # fmt: skip
+
+
+def check_timeline(answer: Callable, given: Given) -> None:
+    """For each round: the feature that is read, the positions that are guessed."""
+
+    def rounds(written: int = 1, feature: int = -2, first: int = 0, extra: int = 1) -> list[tuple[int, list[int]]]:
+        length, found = given.prompt + written, []
+        for accepted in given.accepted:
+            found.append((length + feature, [length + first + i for i in range(given.heads)]))
+            length += accepted + extra
+        return found
+
+    slips = [
+        like("this is the feature of the last token written. That token has not been read yet, so it has none",
+             lambda: rounds(feature=-1)),
+        like("head 1 guesses the last token written, which is there already. Which is the first position still open?",
+             lambda: rounds(first=-1)),
+        like("feature and positions are each one too early. The first round drafts nothing: does it write nothing?",
+             lambda: rounds(written=0)),
+        like("the first entry is right, then the text grows too slowly: a round writes one more than it accepts",
+             lambda: rounds(extra=0)),
+    ]  # fmt: skip
+    check(answer, rounds, [()], slips, name="timeline")
+
+
+def right_loss(
+    own: Float[Tensor, "length vocab"], guesses: Float[Tensor, "length heads vocab"], decay: float,
+    *, offset: int = 0, power: int = 0, reverse: bool = False, common: bool = False, entropy: bool = True,
+) -> Float[Tensor, ""]:  # fmt: skip
+    """The loss that is wanted; the options are slips."""
+    log_p, heads = own.detach().log_softmax(-1), guesses.shape[1]
+    total = own.new_zeros(())
+    for i in range(1, heads + 1):
+        n = len(own) - (heads if common else i + offset)
+        p, q = log_p[i + offset :][:n], guesses[:n, i - 1].log_softmax(-1)
+        first, second = (q, p) if reverse else (p, q)
+        total = total + decay ** (i + power) * (first.exp() * (entropy * first - second)).sum(-1).mean()
+    return total
+
+
+def check_medusa_loss(answer: Callable, seed: int = 0) -> None:
+    """The value of the loss, then who learns from it."""
+    dice = torch.Generator().manual_seed(seed)
+    drawn = partial(torch.randn, generator=dice, dtype=torch.float64)
+    cases = [(drawn(n, vocab), drawn(n, heads, vocab), 0.8) for n, heads, vocab in ((7, 1, 4), (9, 2, 5), (12, 3, 3))]
+    wrong = {
+        "head 1 is held against the law that its own feature makes. But that is what the target's own head says":
+            {"offset": -1},
+        "the heads look one too far. Of which token is the law that feature t makes? Of t + 1": {"offset": 1},
+        "this is KL(q || p); p is the law to be learned, so the mean goes over p": {"reverse": True},
+        "head 1 counts in full here; it is to count decay, head 2 decay squared": {"power": -1},
+        "head i has a partner at all places but the last i; here the last head's limit holds for all": {"common": True},
+        "this is the cross-entropy. KL is smaller, by the entropy of p: a perfect head has 0": {"entropy": False},
+    }  # fmt: skip
+    slips = [like(says, partial(right_loss, **options)) for says, options in wrong.items()]  # type: ignore[arg-type]
+    own, guesses = (each.clone().requires_grad_() for each in cases[1][:2])
+    with attempting("medusa_loss"):
+        loss = answer(own, guesses, 0.8)
+    if isinstance(loss, Tensor) and same(loss, right_loss(*cases[1])):  # else the value comes first
+        learns = torch.autograd.grad(loss, [own, guesses], allow_unused=True) if loss.requires_grad else (None, None)
+        target_learns, heads_learn = (each is not None and bool(each.any()) for each in learns)
+        if target_learns or not heads_learn:
+            fault = (
+                "the target would learn from it, too. Freeze it" if heads_learn else "the heads get no gradient from it"
+            )
+            raise CheckFailed(f"medusa_loss: the value is right, but {fault}")
+    check(answer, right_loss, cases, slips, name="medusa_loss")
+
+
+def right_ceilings(joint: Float[Tensor, "between next"]) -> tuple[float, float, float]:
+    floor = entropy(joint.sum(1)) + entropy(joint.sum(0)) - entropy(joint)
+    return float(joint.sum(0).max()), float(joint.max(1).values.sum()), floor
+
+
+def part(i: int, says: str, wrong: Callable) -> Slip:
+    """The slip that gives ``wrong(joint)`` as part i of the answer."""
+
+    def made(found: tuple, right: tuple, joint: Tensor) -> bool:
+        return len(found) == len(right) and not same(found[i], right[i]) and same(found[i], float(wrong(joint)))
+
+    return Slip(says, made)
+
+
+def check_ceilings(answer: Callable, seed: int = 0) -> None:
+    """Accuracy without and with the token in between, and the floor of the loss."""
+    slips = [
+        Slip("the third is NaN where a pair has chance 0. There 0 log 0 counts as 0: torch.special.entr knows that",
+             lambda found, right, joint: len(found) == 3 and math.isnan(found[2])),
+        part(0, "blind: this counts one x only. Its guess is right whenever y comes, after any x", lambda t: t.max()),
+        part(0, "blind: the head relies on x's favourite. It should name the y that is likeliest over all x",
+             lambda t: t.sum(0)[t[t.sum(1).argmax()].argmax()]),
+        part(1, "told: every x counts the same here; weigh each with how often it is drawn",
+             lambda t: (t / t.sum(1, keepdim=True)).max(1).values.mean()),
+        part(2, "the floor is in bits; KL in this course is in nats", lambda t: right_ceilings(t)[2] / math.log(2)),
+        part(2, "the third is H(y). What is uncertain about y even when x is told costs no KL: take it off",
+             lambda t: entropy(t.sum(0))),
+        part(2, "the third is H(y | x), what stays uncertain when x is told. The floor is the rest of H(y)",
+             lambda t: entropy(t) - entropy(t.sum(1))),
+    ]  # fmt: skip
+    tables = [laws(seed + 7 + n, n * (n + 1)).view(n, n + 1) for n in (2, 3, 4)]
+    cases = [(t,) for t in (torch.eye(2).double() / 2, torch.outer(laws(seed, 3), laws(seed + 1, 2)), *tables)]
+    check(answer, right_ceilings, cases, slips, name="ceilings")
+
+
+def speedups(accuracy: Accuracy, v: dict, d: float, largest: int, *, root: int = 1, base: float = 1.0) -> list[float]:
+    """Of the best tree of every size from 0 on, if the heads err independently."""
+    found = [1.0]
+    for nodes in range(1, largest + 1):
+        tree = best_tree(accuracy, nodes)
+        chance, rank = {ROOT: 1.0}, ranks(tree)
+        for node, parent in enumerate(tree.parents):
+            chance[node] = chance[parent] * float(accuracy[tree.depths[node] - 1, rank[node]])
+        found.append((sum(chance.values()) - 1 + base) / (v[nodes + root] + d))
+    return found
+
+
+def largest_of(found: list[float], first: int = 0) -> tuple[int, float]:
+    return max(enumerate(found[first:], first), key=lambda pair: pair[1])
+
+
+def check_best_size(answer: Callable, seed: int = 0) -> None:
+    """The size of tree that pays best."""
+
+    def first_fall(*case) -> tuple[int, float]:
+        found = speedups(*case)
+        nodes = next((n for n in range(len(found) - 1) if found[n + 1] < found[n]), len(found) - 1)
+        return nodes, found[nodes]
+
+    def alone(accuracy: Accuracy, v: dict, d: float, largest: int) -> tuple[int, float]:
+        E = 1 + accuracy.flatten().sort(descending=True).values[:largest].cumsum(0)
+        return largest_of([1.0] + [float(e) / (v[n + 1] + d) for n, e in enumerate(E, start=1)])
+
+    slips = [
+        like("this stops before the first size that is worse. v may rise in steps, and a larger tree be better again",
+             first_fall),
+        like("v[n] for n nodes: the pass also reads the token that the tree hangs on",
+             lambda *case: largest_of(speedups(*case, root=0))),
+        like("what do the heads cost? d is missing", lambda table, v, d, most: largest_of(speedups(table, v, 0, most))),
+        like("a round writes one token that is not drafted, too: E begins at 1",
+             lambda *case: largest_of(speedups(*case, base=0.0))),
+        like("no tree is a choice as well, with a speedup of 1", lambda *case: largest_of(speedups(*case), first=1)),
+        like("a node of depth 2 counts with its own head's accuracy; but its parent must be right as well", alone),
+    ]  # fmt: skip
+    slope, flat = {n: 1 + 0.06 * (n - 1) for n in range(1, 26)}, dict.fromkeys(range(1, 26), 1.0)
+    stairs = {n: 1.0 if n <= 2 else 1.3 if n <= 16 else 3.0 for n in range(1, 26)}
+    scale = torch.tensor([[0.85], [0.7]], dtype=torch.float64)
+    tables = [laws(seed + 3 * i, 2, 5).sort(-1, descending=True).values * scale for i in (1, 2)]
+    machines = ((slope, 0.15, 12), (flat, 0.1, 9), (stairs, 0.1, 20), (slope, 1.5, 10))
+    cases = [(table, *machine) for table in tables for machine in machines]
+    check(answer, lambda *case: largest_of(speedups(*case)), cases, slips, name="best_size")
+
+
+def right_typical(p: Law, q: Law, tries: int, epsilon: float, delta: float) -> Law:
+    """The shipped rule, run down every branch."""
+    rule, tree = typical(epsilon, delta), Tree.branching((tries,))
+
+    def play(chance) -> int:
+        siblings = torch.tensor([chance.categorical(q) for _ in range(tries)])
+        outcome = rule(tree, siblings, q.expand(tries, -1), p.expand(tries + 1, -1), chance)
+        return int(siblings[outcome.path[0]] if outcome.path else outcome.next_token)
+
+    law = enumerate_outcomes(play)
+    return torch.tensor([law.get(x, 0.0) for x in range(len(p))], dtype=torch.float64)
+
+
+def check_typical_law(answer: Callable, seed: int = 0) -> None:
+    """The law under typical acceptance."""
+
+    def usual(e: float, d: float, H: Tensor) -> Tensor:
+        return (d * (-H).exp()).clamp(max=e)
+
+    def by(limit: Callable = usual, fallback: Callable = lambda p, q, fails: p, strict: bool = True) -> Callable:
+        def law(p: Law, q: Law, tries: int, epsilon: float, delta: float) -> Law:
+            least = limit(epsilon, delta, torch.special.entr(p).sum())
+            passes = p > least if strict else p >= least
+            F = q[~passes].sum()
+            return q * passes * sum(F**i for i in range(tries)) + F**tries * fallback(p, q, ~passes)
+
+        return law
+
+    slips = [
+        like("tokens with p(x) = 0 pass when epsilon is 0: the comparison is strict", by(strict=False)),
+        like("the smaller of the two is the threshold, not the larger", by(lambda e, d, H: (d / H.exp()).clamp(min=e))),
+        like("exp(+H): where the target is undecided LESS should do", by(lambda e, d, H: (d * H.exp()).clamp(max=e))),
+        like("the entropy is in bits; exp(-H) wants nats", by(lambda e, d, H: usual(e, d, H / math.log(2)))),
+        like("epsilon alone is the threshold here. Where is the entropy?", by(lambda e, d, H: e)),
+        like("the candidates after the first never count", lambda p, q, tries, *rule: right_typical(p, q, 1, *rule)),
+        like("when all fail, the token is drawn from p; here failed tokens come back",
+             by(fallback=lambda p, q, fails: q * fails / (q * fails).sum().clamp(min=1e-30))),
+        Slip("there is NaN. When nothing that is drafted can pass, F is 1: do not divide by 1 - F",
+             lambda found, *_: bool(torch.as_tensor(found).isnan().any())),
+        Slip("the result does not sum to 1. What is written when all candidates have failed?",
+             lambda found, *_: bool(found.sum() < 1 - 1e-6)),
+    ]  # fmt: skip
+    sure, half, never = (torch.tensor(law, dtype=torch.float64) for law in ([0, 1, 0], [0.5, 0.5, 0], [0.5, 0, 0.5]))
+    a, b, flat = laws(seed + 1, 4), laws(seed + 2, 4), torch.full((5,), 0.2, dtype=torch.float64)
+    cases = [(a, b, 1, 0.2, 0.9), (a, b, 3, 0.2, 0.9), (a, b, 2, 0.25, 0.3), (sure, laws(seed, 3), 2, 0.09, 0.3),
+             (sure, never, 2, 0.09, 0.3), (half, laws(seed, 3), 2, 0.0, 0.0), (flat, laws(seed, 5), 2, 0.3, 0.9),
+             (laws(seed + 5, 5), laws(seed + 6, 5), 2, 0.5, 0.6)]  # fmt: skip
+    check(answer, right_typical, cases, slips, name="typical_law")
+
+
+class Toy:
+    """A target of seven tokens. Its feature says which token was read last, and nothing of those before."""
+
+    def __init__(self, chance: random.Random):
+        way = chance.sample(range(7), 7)
+        self.law = 0.25 * laws(chance.randrange(10**6), 7, 7)
+        self.law[way, way[1:] + way[:1]] += 0.75
+        tokens = [0]
+        for _ in range(600):
+            tokens += chance.choices(range(7), self.law[tokens[-1]].tolist())
+        self.features = torch.eye(7, dtype=torch.float64)[tokens]
+
+    def logits(self, features: Float[Tensor, "*batch 7"]) -> Float[Tensor, "*batch 7"]:
+        return features @ self.law.log()
+
+
+def suspects(variant: int = 0) -> Given:
+    """Five heads, each trained for some offset; their losses on the way; a target, and features to measure on."""
+    chance = dice("11 suspects", variant)
+    target, heads, losses = Toy(chance), {}, {}
+    kinds = chance.sample([(0, 90), (1, 90), (2, 90), (2, 25), (3, 90)], 5)
+    for name, kind in zip("ABCDE", kinds, strict=True):
+        heads[name], losses[name] = trained(target, *kind)
+    return Given(target=target, features=target.features[300:], heads=heads, losses=losses)
+
+
+def trained(target: Toy, offset: int, steps: int) -> tuple[Callable, list[float]]:
+    """A head that is one matrix, and its losses on the way."""
+    matrix, losses = torch.zeros(7, 7, dtype=torch.float64, requires_grad=True), []
+    optimizer = torch.optim.Adam([matrix], lr=0.05)
+    for _ in range(steps):
+        loss = distance(target, target.features[:300] @ matrix, target.features[:300], offset)
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return lambda features: features @ matrix.detach(), losses
+
+
+def distance(target: Toy, guesses: Tensor, features: Tensor, offset: int) -> Tensor:
+    """KL(p || q): guess t against the law that feature t + offset makes; an offset below 0 looks back."""
+    p, q = (target.logits(each).log_softmax(-1) for each in (features, guesses))
+    p, q = (p[offset:], q[: len(q) - offset]) if offset >= 0 else (p[:offset], q[-offset:])
+    return (p.exp() * (p - q)).sum(-1).mean()
+
+
+def best_offsets(
+    heads: dict, target: Toy, features: Tensor, *, choose: Callable = min, sign: int = 1, more: int = 0
+) -> dict[str, int]:
+    """For each head the offset from 0 to 4 with the smallest distance; the options are slips."""
+    kl = {name: [float(distance(target, head(features), features, sign * offset)) for offset in range(5)]
+          for name, head in heads.items()}  # fmt: skip
+    return {name: choose(range(5), key=each.__getitem__) + more for name, each in kl.items()}
+
+
+def check_learned_offsets(answer: Callable, variant: int = 0) -> None:
+    """What every suspect was trained for."""
+    wrong = {
+        "the laws run the wrong way: a guess made at t belongs to a LATER law of the target": {"sign": -1},
+        "these have the largest KL; the offset that a head was trained for has the smallest": {"choose": max},
+        "every offset is one too large: 0 is the law that the very same feature makes": {"more": 1},
+    }  # fmt: skip
+    slips = [like(says, partial(best_offsets, **options)) for says, options in wrong.items()]  # type: ignore[arg-type]
+    case = suspects(variant)
+    check(answer, best_offsets, [(case.heads, case.target, case.features)], slips, name="learned_offsets")
