@@ -65,39 +65,37 @@ def run(source: str, names: dict, label: str) -> None:
 
 @dataclass(frozen=True)
 class Played:
-    """A solution that was run. before, after: the names that existed around each cell with a grade_id."""
+    """A solution that was run."""
 
     checks: dict[str, str]  # task -> the source of its check
-    before: dict[str, dict]
-    after: dict[str, dict]
-
-    def message(self, task: str, answer: str) -> str:
-        """What the check of ``task`` says of another answer, "" if it passes. Later answers do not matter to it."""
-        names = dict(self.before[f"check_{task}"])
-        run(answer, names, task)
-        try:
-            run(self.checks[task], names, f"check_{task}")
-        except AssertionError as error:
-            return str(error)
-        return ""
+    before: dict[str, dict]  # task -> the names that existed before its check
+    names: dict  # those that existed in the end
 
 
 @functools.cache
 def play(name: str, variant: int = 0) -> Played:
     """Run a solution from top to bottom. Raises what its first failing cell raises."""
     notebook = with_variant(nbformat.read(SOLUTIONS / f"{name}.ipynb", as_version=4), variant)
-    names: dict = {"__name__": "__main__"}
-    played = Played({}, {}, {})
+    played = Played({}, {}, {"__name__": "__main__"})
     for cell in notebook.cells:
-        if cell.cell_type != "code":
-            continue
-        label = grade_id(cell) or cell.id
-        played.before[label] = dict(names)
-        run(cell.source, names, label)
-        played.after[label] = dict(names)
-        if label.startswith("check_"):
-            played.checks[label.removeprefix("check_")] = cell.source
+        if grade_id(cell).startswith("check_"):
+            task = grade_id(cell).removeprefix("check_")
+            played.checks[task], played.before[task] = cell.source, dict(played.names)
+        if cell.cell_type == "code":
+            run(cell.source, played.names, grade_id(cell) or cell.id)
     return played
+
+
+@functools.cache
+def message(name: str, wrong: Wrong) -> str:
+    """What the check says of a wrong answer to the notebook ``name``, "" if it passes."""
+    names = dict(play(name).before[wrong.task])
+    run(wrong.code, names, wrong.task)
+    try:
+        run(play(name).checks[wrong.task], names, f"check_{wrong.task}")
+    except AssertionError as error:
+        return str(error)
+    return ""
 
 
 def page() -> str:
@@ -107,8 +105,8 @@ def page() -> str:
         title = nbformat.read(path, as_version=4).cells[0].source.splitlines()[0].removeprefix("# ")
         rows = ["| task | wrong answer | message |", "|---|---|---|"]
         for wrong in wrong_answers(path.stem):
-            message = play(path.stem).message(wrong.task, wrong.code).replace("|", "\\|").replace("\n", " ")
-            rows.append(f"| `{wrong.task}` | {wrong.slip.replace('|', '&#124;')} | {message} |")
+            said, slip = (text.replace("|", "&#124;") for text in (message(path.stem, wrong), wrong.slip))
+            rows.append(f"| `{wrong.task}` | {slip} | {' '.join(said.split())} |")
         blocks.append(f"## {title}\n\n" + "\n".join(rows) + "\n")
     return "\n".join(blocks)
 
