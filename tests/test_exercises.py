@@ -81,7 +81,7 @@ def test_an_exercise_gives_nothing_away(name):
     for cell in [*answers(solution(name)), *explained(solution(name))]:
         hidden = [line.strip() for part in SOLUTION.findall(cell.source) for line in part.splitlines()]
         assert hidden, f"{grade_id(cell)} has no marked solution"
-        assert not [line for line in hidden if len(line) > 30 and line in code]
+        assert not [line for line in hidden if len(line) > 30 and not line.endswith(":") and line in code]
 
 
 # What the checks say

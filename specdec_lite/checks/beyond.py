@@ -15,6 +15,7 @@ from torch import Tensor
 from ..distributions import overlap, residual
 from ..gallery import first_token_law
 from ..randomness import Randomness, enumerate_outcomes
+from ..theory import expected_tokens_per_round
 from ..verify import verify
 from .core import CheckFailed, Given, Slip, ask, attempting, check, dice, laws, like, passed, same, show
 from .exactness import pairs_of_laws
@@ -25,7 +26,7 @@ Law = Float[Tensor, " vocab"]
 def given(variant: int = 0) -> Given:
     """p and q over two tokens, the same at both places; and what a made-up paper reports."""
     chance = dice("13", variant)
-    pairs = [(a, b) for a, b in product(range(1, 6), (1, 2, 4, 5)) if a != b and a + b != 6]
+    pairs = [(a, b) for a, b in product((1, 2, 4, 5), repeat=2) if a != b and a + b != 6]
     p, q = ([Fraction(each, 6), Fraction(6 - each, 6)] for each in chance.choice(pairs))
     return Given(p=p, q=q, report=report(chance.randrange(10_000)))
 
@@ -82,6 +83,8 @@ def part_of(name: str) -> tuple[Callable, list[Slip]]:
         like("this is one too high: accepted tokens are wanted, without the one that follows them",
              lambda p, q: average(cap, p, q) + 1),
         like("weighed with p; it is the draft model that makes the drafts", lambda p, q: average(cap, p, q, p)),
+        like("a token counts only if all before it were kept; this counts each place by itself",
+             lambda p, q: sum(sum(map(min, *rows)) for rows in zip(p, q, strict=True))),
         like("all drafts count the same here; weigh each with the chance that the draft model makes it",
              lambda p, q: average(cap, p, q, [[Fraction(1, len(row))] * len(row) for row in q])),
     ]  # fmt: skip
@@ -135,24 +138,22 @@ def outcomes(rule: Callable) -> Callable:
 
     def tabled(p: Law, q: Law, least: float) -> Float[Tensor, "vocab 2"]:
         law = enumerate_outcomes(lambda chance: rule(p, q, least, chance))
-        return torch.tensor([[law.get((x, kept), 0.0) for kept in (True, False)] for x in range(len(p))]).to(p)
+        table = [[law.get((x, kept), 0.0) for kept in (True, False)] for x in range(len(p))]
+        return torch.tensor(table, dtype=p.dtype)
 
     return tabled
 
 
 def check_drop_unsure(answer: Callable, seed: int = 0) -> None:
     """A draft token that is dropped when unsure, in a way that leaves the law alone."""
-    cases = [(torch.tensor([0.7, 0.3]).double(), torch.tensor([0.4, 0.6]).double(), 0.5)]
-    cases += [(p, q, least) for p, q in pairs_of_laws(seed) for least in (0.0, 0.2, 0.25, 0.9)]
+    cases = [(p, q, least) for p, q in pairs_of_laws(seed) for least in (0.0, 0.2, 0.25, 0.9)]
 
     def play(p: Law, q: Law, least: float, chance: Randomness) -> tuple[int, bool]:
         draws = iter(range(3))
 
         def categorical(law: Law) -> Any:
             if next(draws, None) is None:
-                raise CheckFailed(
-                    "drop_unsure: it draws on and on. Draw once; a dropped token is the target's to write"
-                )
+                raise CheckFailed("drop_unsure draws on and on. Draw once: a dropped token is the target's to write")
             return chance.categorical(law)
 
         dice = SimpleNamespace(categorical=categorical, first_failure=chance.first_failure)
@@ -172,8 +173,6 @@ def check_drop_unsure(answer: Callable, seed: int = 0) -> None:
              rule_with(lambda q, cut: (cut, cut))),
         like("the acceptance is right; the residual has to subtract the same law, not q",
              rule_with(lambda q, cut: (scaled(cut), q))),
-        like("the residual is right; p is still divided by q, and not by the law that the handed token has",
-             rule_with(lambda q, cut: (q, scaled(cut)))),
         like("after a dropped token nothing was judged, so nothing may be subtracted: the target writes from p",
              rule_with(lambda q, cut: (scaled(cut), scaled(cut)), residual)),
         like("exact, but nothing is ever dropped: every token is judged",
@@ -193,10 +192,6 @@ def check_price_of_lenience(answer: Callable, seed: int = 0) -> None:
     def kept(p: Law, q: Law, share: float) -> Law:
         return torch.minimum(q, p / share)
 
-    def paid_as_if(p: Law, q: Law, share: float) -> float:
-        law = kept(p, q, share) + (1 - kept(p, q, share).sum()) * residual(p, q)
-        return float((law - p).abs().sum()) / 2
-
     def bought(p: Law, q: Law, share: float) -> float:
         return float(kept(p, q, share).sum()) - float(overlap(p, q))
 
@@ -211,11 +206,14 @@ def check_price_of_lenience(answer: Callable, seed: int = 0) -> None:
              lambda p, q, share: float(kept(p, q, share).sum())),
         like("with min(1, share * p/q) less is accepted, not more: lenience divides by the share",
              lambda p, q, share: float(torch.minimum(q, p * share).sum() - overlap(p, q))),
+        like("a token is drafted with all of q; only in the ratio is q made smaller",
+             lambda p, q, share: float(torch.minimum(share * q, p).sum() - overlap(p, q))),
     ]  # fmt: skip
     paying = [
         like("that is twice the total variation; halve the sum of the differences", lambda *case: 2 * paid(*case)),
-        like("the rule's residual takes the smaller q too: max(0, p - share * q)", paid_as_if),
-        like("this is what was bought; measure the law of what is written", bought),
+        like("this is what was bought. It would be so with the residual of p and q; the rule's takes the smaller q "
+             "too: max(0, p - share * q)", bought),
+        like("this is how far the *draft* is from p; what is written?", lambda p, q, share: float(1 - overlap(p, q))),
     ]  # fmt: skip
     check_parts(answer, "price_of_lenience", cases, {"bought": (bought, buying), "paid": (paid, paying)})
 
@@ -233,8 +231,8 @@ def check_jacobi(answer: Callable, seed: int = 0) -> None:
         def predict(tokens: list[int], n=n, fed=fed, favourites=favourites) -> list[int]:
             fed.append(len(tokens))
             if len(fed) > 2 * n + 9:
-                raise CheckFailed(f"jacobi: {len(fed) - 1} passes for {n} tokens, and no end. Is output i taken to be "
-                                  "what follows input i? Then pass i makes the first i tokens right")  # fmt: skip
+                raise CheckFailed(f"jacobi: {len(fed) - 1} passes for {n} tokens, and no end. Output i is what follows "
+                                  "input i, and each guess has n tokens: which n outputs are they?")  # fmt: skip
             return favourites(tokens)
 
         judge_jacobi(ask(answer, predict, prompt, n, name="jacobi"), fed, *fixed_point(favourites, prompt, n), prompt)
@@ -258,7 +256,8 @@ def judge_jacobi(found, fed: list[int], text: list[int], passes: int, prompt: li
         (new != text and len(fed) < passes, f"tokens still change after {len(fed)} passes; {passes} are needed"),
         (new != text, f"{show(new)} is not the greedy text {show(text)}. Output i follows input i"),
         (counted != len(fed), f"{len(fed)} passes were made, {counted} reported. The one that changes nothing counts"),
-        (len(fed) != passes, f"{len(fed)} passes; {passes} do. Guess one token n times, stop when nothing changes"),
+        (len(fed) != passes, f"{len(fed)} passes, and {passes} do: guess the prompt's last token, n times, and stop "
+                             "as soon as a pass changes nothing"),
     ):  # fmt: skip
         if wrong:
             raise CheckFailed(f"jacobi: {says}")
@@ -285,6 +284,8 @@ def check_audit(answer: Callable, given: Given) -> None:
              lambda r: fair(r) * r[K] * r[rate] / (r[length] - 1)),
         like("the mean acceptance length counts the target's own token already; you add it once more",
              lambda r: fair(r) * tokens(r) / (r[length] + 1)),
+        like("accepted/drafted is no alpha: no formula for E is needed, K * rate tokens are accepted in a round",
+             lambda r: fair(r) * expected_tokens_per_round(r[rate], int(r[K])) / r[length]),
         like("the rate is of K drafted tokens in each round; you took it as accepted tokens per round",
              lambda r: fair(r) * (1 + r[rate]) / r[length]),
         like("these are tokens per round. How does the first result change with them?", tokens),
@@ -293,7 +294,6 @@ def check_audit(answer: Callable, given: Given) -> None:
         like("take the tokens per round of temperature 1", lambda r: r[length] / r[loaded]),
         like("the speedup at batch 1 already has the time of a round in it; begin anew from tokens per round",
              lambda r: fair(r) * tokens(r) / r[length] / r[loaded]),
-        like("the target's own token is missing", lambda r: r[K] * r[rate] / r[loaded]),
     ]  # fmt: skip
     parts = {"fair baseline": (fair, first), "temperature 1": (lambda r: fair(r) * tokens(r) / r[length], second),
              "batch 32": (lambda r: tokens(r) / r[loaded], third)}  # fmt: skip

@@ -219,9 +219,9 @@ def check_bend(answer: Callable, variant: int = 0) -> None:
         like("only the first token is compared. Some rules bend the second one", bends(variant, 1).get),
         like("that is twice the total variation: halve the sum", lambda name: 2 * right[name]),
         Slip("a draft that is exact comes out bent. Was it verified with its own probs? They need not be rows of q",
-             lambda found, right, name: right < 1e-12 and found > 1e-3),
-        Slip("far too large. Has each text K + 1 tokens, drawn from p after the round? And are they plain numbers? Two "
-             "tensors are never the same key", lambda found, right, name: found > right + 0.1),
+             lambda found, right, name: isinstance(found, float) and right < 1e-12 and found > 1e-3),
+        Slip("far too large. Has each text K + 1 tokens, those behind the round drawn from p? Are they plain numbers?",
+             lambda found, right, name: isinstance(found, float) and found > right + 0.1),
         Slip("close, and not exact: was it counted over many runs? Walk down every branch with enumerate_outcomes",
              lambda found, right, name: same(found, right, 0.03)),
     ]  # fmt: skip

@@ -134,16 +134,15 @@ def check_interval(answer: Callable, seed: int = 0) -> None:
         like("upside down: our time over plain time", lambda plain, ours, choice: right(ours, plain, choice)),
         like("plain is resampled and ours is not. A prompt comes with both of its times",
              lambda a, b, choice: right(a, b, choice, ratio=lambda plain, _: plain.sum(1) / b.median(1).values.sum())),
-        like("the two ends have changed places", lambda *case: right(*case)[::-1]),
     ]  # fmt: skip
     check(answer, right, [times(10 * seed + i) for i in range(4)], slips, name="interval", tolerance=1e-6)
 
 
-def rounds_for(alpha: float, K: int, n: int, bonus: bool = True) -> float:
+def rounds_for(alpha: float, K: int, n: int, bonus: bool = True, spare: int = 1) -> float:
     """Expected rounds until n tokens are written; or, by other settings, a slip."""
     rounds = [0.0]
     for left in range(1, n + 1):
-        k = min(K, left - 1)
+        k = min(K, left - spare)
         chances = [alpha**i * (1 - alpha) for i in range(k)] + [alpha**k * (1 if bonus else 1 - alpha)]
         rounds.append(1 + sum(chance * rounds[left - i - 1] for i, chance in enumerate(chances)))
     return rounds[n]
@@ -153,7 +152,9 @@ def check_expected_rounds(answer: Callable, seed: int = 0) -> None:
     """How many rounds a text of n tokens takes, when the last round is short."""
     chance = dice("07 rounds", seed)
     cases: list[tuple] = [(0.8, 4, 1), (0.0, 3, 7), (1.0, 3, 8), (1.0, 3, 9), (0.7, 0, 5), (0.6, 6, 3)]
-    cases += [(round(chance.uniform(0.3, 0.95), 2), chance.randint(1, 6), chance.randint(2, 30)) for _ in range(10)]
+    cases += [
+        (round(chance.uniform(0.3, 0.95), 2), chance.randint(1, 6), chance.randint(2, 14)) for _ in range(10)
+    ]  # small: it may call itself
     E = expected_tokens_per_round
     slips = [
         like("n / E is what rounds of full length would need. The last one is cut", lambda a, K, n: n / E(a, K)),
@@ -162,6 +163,8 @@ def check_expected_rounds(answer: Callable, seed: int = 0) -> None:
              lambda a, K, n: 1 + (n - 1) / E(a, K)),
         like("where all k drafts are accepted nothing is left to reject: that chance is alpha**k",
              partial(rounds_for, bonus=False)),
+        like("an index below 0 counts from the end of a Python list. How many can be drafted with few tokens left?",
+             partial(rounds_for, spare=0)),
     ]  # fmt: skip
     check(answer, rounds_for, cases, slips, name="expected_rounds")
 
@@ -182,8 +185,6 @@ def check_repairs(answer: Callable, given: Given) -> None:
         like("each repair is kept while the next is made. Mend one part, then put it back", partial(right, keep=True)),
         like("a slower plain step makes the speedup LARGER: it is what ours is compared with",
              lambda predicted, m: right(predicted, m) | {"step": m.speedup * m.step / predicted.step}),
-        like("the step was left as it is. A baseline can be mispredicted too",
-             lambda predicted, m: right(predicted, m) | {"step": m.speedup}),
     ]  # fmt: skip
     cases: list[tuple] = [disappointment(dice("07 parts", i)) for i in range(4)]
     check(answer, right, [(given.predicted, given.measured), *cases], slips, name="repairs")
@@ -218,9 +219,10 @@ def check_choose_K(answer: Callable, seed: int = 0) -> None:
         like("K = 0 is a choice too: is the fastest measurably faster than plain?", partial(choice_of_K, least=1)),
         like("that is the largest K that is good enough. A smaller one wastes less", partial(choice_of_K, pick=max)),
         like("two standard errors are allowed, not one", partial(choice_of_K, errors=1)),
-        like("these are times: the best is the smallest", lambda ms: max(ms, key=lambda K: float(ms[K].mean()))),
     ]  # fmt: skip
-    check(answer, choice_of_K, [(by_K(100 * seed + i),) for i in range(24)], slips, name="choose_K")
+    tables = [by_K(100 * seed + i) for i in range(24)]
+    clear = [table for table in tables if choice_of_K(table, 1.9) == choice_of_K(table, 2.1)]  # n or n - 1: no matter
+    check(answer, choice_of_K, [(table,) for table in clear], slips, name="choose_K")
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ def check_work_of_pass(answer: Callable, seed: int = 0) -> None:
     slips = [
         fetched("the cache is missing", lambda P, W, kv, n, B: P),
         fetched("every sequence has a cache of its own", lambda P, W, kv, n, B: P + kv),
-        fetched("one fetch of a cache serves all n tokens of it", lambda P, W, kv, n, B: P + n * B * kv),
+        fetched("one fetch of a cache serves all its n tokens", lambda P, W, kv, n, B: P + n * B * kv),
         fetched("the weights are fetched once for all sequences", lambda P, W, kv, n, B: B * (P + kv)),
         fetched("the cache keeps a key AND a value of each token", lambda P, W, kv, n, B: P + B * kv / 2),
         fetched("more than matrices is fetched: see config.parameters", lambda P, W, kv, n, B: W + B * kv),
