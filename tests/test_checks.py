@@ -84,6 +84,15 @@ def test_what_is_no_answer_is_said(answer, says):
     assert says in message(answer)
 
 
+def test_of_a_dictionary_the_first_wrong_entry_is_shown():
+    said = message(lambda: {"a": 1, "b": 2.0}, (), [()], lambda: {"a": 1, "b": 3.0})
+    assert said.endswith(": at 'b', the answer is 2; it should be 3")
+
+
+def test_arguments_that_have_no_text_are_not_shown():
+    assert "arguments" not in message(lambda f: 6, (), [(product,)], lambda f: 7)
+
+
 def test_an_empty_answer_is_not_attempted_yet():
     def empty(a, b):
         raise NotImplementedError()

@@ -52,6 +52,18 @@ def like(says: str, wrong: Callable, tolerance: float = 1e-9) -> Slip:
     return Slip(says, made)
 
 
+def part_of(key: Any, says: str, wrong: Callable[..., Any], tolerance: float = 1e-9) -> Slip:
+    """A slip in one part of an answer that has several: what stands at ``key`` is what ``wrong(*case)`` gives."""
+
+    def made(found: Any, right: Any, *case: Any) -> bool:
+        try:
+            return same(found[key], wrong(*case), tolerance) and not same(found[key], right[key], tolerance)
+        except Exception:  # no such part, or the wrong way does not work here
+            return False
+
+    return Slip(f"{key}: {says}" if isinstance(key, str) else says, made)
+
+
 class Given(SimpleNamespace):
     """The numbers of one variant of a notebook; ``print`` shows them, a line each."""
 
@@ -202,6 +214,9 @@ def difference(found: Any, right: Any) -> str:
     """How an answer misses, in one sentence."""
     if kind(found) != kind(right):
         return f"returned {kind(found)}; {kind(right)} is wanted"
+    if isinstance(right, dict) and found.keys() == right.keys():
+        key = next(key for key in right if not same(found[key], right[key]))
+        return f"at {show(key)}, {difference(found[key], right[key])}"
     if "nan" in show(found):
         return f"there is NaN in the answer, {show(found)}. Is something divided by 0?"
     return f"the answer is {show(found)}; it should be {show(right)}"
@@ -221,7 +236,8 @@ def kind(value: Any) -> str:
 def asked(case: tuple) -> str:
     """The arguments of a case, as text to append, if they are short enough to help."""
     text = ", ".join(show(value) for value in case)
-    return f", for the arguments {text}" if text and len(text) <= 200 else ""
+    helps = text and len(text) <= 200 and " at 0x" not in text  # a function's address helps nobody
+    return f", for the arguments {text}" if helps else ""
 
 
 def show(value: Any) -> str:
@@ -234,4 +250,6 @@ def show(value: Any) -> str:
         return str(value)
     if isinstance(value, list | tuple):
         return ("[{}]" if isinstance(value, list) else "({})").format(", ".join(show(each) for each in value))
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{show(key)}: {show(each)}" for key, each in value.items()) + "}"
     return repr(value)

@@ -4,31 +4,18 @@ import operator
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from ..gpt2 import GPT2, SIZES, GPT2Config
 from ..roofline import DEVICES
-from .core import CheckFailed, Given, Slip, ask, check, dice, like, passed, same, show
+from .core import CheckFailed, Given, Slip, ask, check, dice, like, part_of, passed, same, show
 
 Seconds = Callable[[int, int], float]  # (n, batch): a pass over n tokens in each of so many sequences
 Milliseconds = dict[int, float]  # of a pass over n tokens, by n
 
 PARTS = {"token_emb": "token embedding", "position_emb": "position embedding", "query": "attention",
          "attention": "attention", "mlp": "mlp", "norm": "norms"}  # piece of a tensor's name: its part  # fmt: skip
-
-
-def part_of(key: Any, says: str, wrong: Callable[..., Any], tolerance: float = 1e-9) -> Slip:
-    """A slip in one part of an answer that has several: what stands at ``key`` is what ``wrong(*case)`` gives."""
-
-    def made(found: Any, right: Any, *case: Any) -> bool:
-        try:
-            return same(found[key], wrong(*case), tolerance) and not same(found[key], right[key], tolerance)
-        except Exception:  # no such part, or the wrong way does not work here
-            return False
-
-    return Slip(f"{key}: {says}" if isinstance(key, str) else says, made)
 
 
 def given(variant: int = 0) -> Given:

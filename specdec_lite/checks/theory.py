@@ -10,8 +10,7 @@ from typing import Any
 
 from ..record import Round
 from ..theory import best_K, expected_tokens_per_round, predicted_speedup
-from .core import Given, Slip, check, dice, like
-from .roofline import part_of
+from .core import Given, Slip, check, dice, like, part_of
 
 Recorded = list[tuple[int, str]]  # (drafted, origins of the tokens written: a, r, b) of each round
 Curve = dict[int, float]  # v(n) by n
