@@ -37,29 +37,26 @@ class Slip:
     """A likely mistake. ``made(found, right, *case)``: does the answer ``found`` show it, where it is wrong?"""
 
     says: str
-    made: Callable[..., bool]
+    made: Callable[..., Any]
 
-
-def like(says: str, wrong: Callable, tolerance: float = 1e-9) -> Slip:
-    """The slip that ``wrong(*case)`` makes. If it stops with an error of its own, it was not that."""
-
-    def made(found: Any, right: Any, *case: Any) -> bool:
+    def shows(self, found: Any, right: Any, case: Case) -> bool:
+        """Whether an answer shows it in one case. If looking for it stops with an error, it was not that."""
         try:
-            return same(found, wrong(*case), tolerance)
+            return bool(self.made(found, right, *fresh(case)))
         except Exception:
             return False
 
-    return Slip(says, made)
+
+def like(says: str, wrong: Callable, tolerance: float = 1e-9) -> Slip:
+    """The slip that ``wrong(*case)`` makes."""
+    return Slip(says, lambda found, right, *case: same(found, wrong(*case), tolerance))
 
 
-def part_of(key: Any, says: str, wrong: Callable[..., Any], tolerance: float = 1e-9) -> Slip:
+def part_of(key: Any, says: str, wrong: Callable, tolerance: float = 1e-9) -> Slip:
     """A slip in one part of an answer that has several: what stands at ``key`` is what ``wrong(*case)`` gives."""
 
     def made(found: Any, right: Any, *case: Any) -> bool:
-        try:
-            return same(found[key], wrong(*case), tolerance) and not same(found[key], right[key], tolerance)
-        except Exception:  # no such part, or the wrong way does not work here
-            return False
+        return same(found[key], wrong(*case), tolerance) and not same(found[key], right[key], tolerance)
 
     return Slip(f"{key}: {says}" if isinstance(key, str) else says, made)
 
@@ -155,12 +152,8 @@ def check(
 
 def likeliest(slips: Sequence[Slip], wrong: list[tuple], tried: list[tuple]) -> Slip | None:
     """Of the slips that show in every wrong case, the one that shows in most cases of all; the first of equals."""
-
-    def shows(slip: Slip, cases: list[tuple]) -> list[bool]:
-        return [slip.made(found, right, *fresh(case)) for found, right, case in cases]
-
-    explaining = [slip for slip in slips if all(shows(slip, wrong))]
-    return max(explaining, key=lambda slip: sum(shows(slip, tried)), default=None)
+    explaining = [slip for slip in slips if all(slip.shows(*each) for each in wrong)]
+    return max(explaining, key=lambda slip: sum(slip.shows(*each) for each in tried), default=None)
 
 
 def called(answer: Callable, name: str | None) -> str:
