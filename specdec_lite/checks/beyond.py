@@ -17,7 +17,7 @@ from ..gallery import first_token_law
 from ..randomness import Randomness, enumerate_outcomes
 from ..theory import expected_tokens_per_round
 from ..verify import verify
-from .core import CheckFailed, Given, Slip, ask, attempting, check, dice, laws, like, passed, same, show
+from .core import CheckFailed, Given, Slip, ask, attempting, check, check_parts, dice, laws, like, passed, same, show
 from .exactness import pairs_of_laws
 
 Law = Float[Tensor, " vocab"]
@@ -83,22 +83,12 @@ def part_of(name: str) -> tuple[Callable, list[Slip]]:
         like("this is one too high: accepted tokens are wanted, without the one that follows them",
              lambda p, q: average(cap, p, q) + 1),
         like("weighed with p; it is the draft model that makes the drafts", lambda p, q: average(cap, p, q, p)),
+        like("the ratio is upside down, q/p", lambda p, q: average(cap, q, p, q)),
         like("a token counts only if all before it were kept; this counts each place by itself",
              lambda p, q: sum(sum(map(min, *rows)) for rows in zip(p, q, strict=True))),
         like("all drafts count the same here; weigh each with the chance that the draft model makes it",
              lambda p, q: average(cap, p, q, [[Fraction(1, len(row))] * len(row) for row in q])),
     ]  # fmt: skip
-
-
-def check_parts(answer: Callable, name: str, cases: list[tuple], parts: dict[str, tuple[Callable, list[Slip]]]) -> None:
-    """For an answer of several parts: judge each by itself."""
-    found = [ask(answer, *case, name=name) for case in cases]
-    for each in found:
-        if not (isinstance(each, tuple | list) and len(each) == len(parts)):
-            raise CheckFailed(f"{name}: return {len(parts)} things: {', '.join(parts)}")
-    for index, (part, (right, slips)) in enumerate(parts.items()):
-        results = iter([each[index] for each in found])
-        check(lambda *_, each=results: next(each), right, cases, slips, name=f"{name}, {part}")
 
 
 def check_by_hand(answer: Callable, given: Given) -> None:
@@ -127,10 +117,6 @@ def drop(judge: Callable, after_drop: Callable) -> Callable:
         return int(chance.categorical(residual(p, subtracted))), False
 
     return play
-
-
-def scaled(law: Law) -> Law:
-    return law / law.sum()
 
 
 def outcomes(rule: Callable) -> Callable:
@@ -172,17 +158,19 @@ def check_drop_unsure(answer: Callable, seed: int = 0) -> None:
         like("q is cut to the sure tokens, and does not sum to 1 yet: some of the draws were dropped",
              rule_with(lambda q, cut: (cut, cut))),
         like("the acceptance is right; the residual has to subtract the same law, not q",
-             rule_with(lambda q, cut: (scaled(cut), q))),
+             rule_with(lambda q, cut: (cut / cut.sum(), q))),
         like("after a dropped token nothing was judged, so nothing may be subtracted: the target writes from p",
-             rule_with(lambda q, cut: (scaled(cut), scaled(cut)), residual)),
+             rule_with(lambda q, cut: (cut / cut.sum(),) * 2, residual)),
         like("exact, but nothing is ever dropped: every token is judged",
              lambda p, q, least: rule_with(lambda q, cut: (q, q))(p, q, 0.0)),
         Slip("a token is dropped when its q is *below* least; at least itself it stays",
              lambda found, right, p, q, least: bool((q == least).any())),
+        Slip("no draft token is ever accepted here: judge a sure one, and say True when its trial succeeds",
+             lambda found, *_: float(found[:, 0].sum()) == 0),
         Slip("the law of what is written is not p",
              lambda found, right, p, q, least: not same(found.sum(1), p)),
     ]  # fmt: skip
-    check(outcomes(play), rule_with(lambda q, cut: (scaled(cut), scaled(cut))), cases, slips, name="drop_unsure")
+    check(outcomes(play), rule_with(lambda q, cut: (cut / cut.sum(),) * 2), cases, slips, name="drop_unsure")
 
 
 def check_price_of_lenience(answer: Callable, seed: int = 0) -> None:
@@ -256,8 +244,8 @@ def judge_jacobi(found, fed: list[int], text: list[int], passes: int, prompt: li
         (new != text and len(fed) < passes, f"tokens still change after {len(fed)} passes; {passes} are needed"),
         (new != text, f"{show(new)} is not the greedy text {show(text)}. Output i follows input i"),
         (counted != len(fed), f"{len(fed)} passes were made, {counted} reported. The one that changes nothing counts"),
-        (len(fed) != passes, f"{len(fed)} passes, and {passes} do: guess the prompt's last token, n times, and stop "
-                             "as soon as a pass changes nothing"),
+        (len(fed) != passes, f"{len(fed)} passes, and {passes} would do: guess the prompt's last token, n times, and "
+                             "stop as soon as a pass changes nothing"),
     ):  # fmt: skip
         if wrong:
             raise CheckFailed(f"jacobi: {says}")

@@ -150,6 +150,17 @@ def check(
     raise CheckFailed(f"{name}: {difference(found, right)}{asked(fresh(case))}")
 
 
+def check_parts(answer: Callable, name: str, cases: list[tuple], parts: dict[str, tuple[Callable, list[Slip]]]) -> None:
+    """``check`` for an answer of several parts, each judged by itself. parts: name -> (its reference, its slips)."""
+    found = [ask(answer, *case, name=name) for case in cases]
+    for each in found:
+        if not (isinstance(each, tuple | list) and len(each) == len(parts)):
+            raise CheckFailed(f"{name}: return {len(parts)} things: {', '.join(parts)}")
+    for index, (part, (right, slips)) in enumerate(parts.items()):
+        results = iter([each[index] for each in found])
+        check(lambda *_, each=results: next(each), right, cases, slips, name=f"{name}, {part}")
+
+
 def likeliest(slips: Sequence[Slip], wrong: list[tuple], tried: list[tuple]) -> Slip | None:
     """Of the slips that show in every wrong case, the one that shows in most cases of all; the first of equals."""
     explaining = [slip for slip in slips if all(slip.shows(*each) for each in wrong)]

@@ -50,7 +50,7 @@ def turns(chance: random.Random, warmup: int = 2, count: int = 9) -> tuple[Runs,
         speed = speed * chance.choice([1, 1, 1.9]) if turn % 3 == 2 else speed
         for runs, step in ((plain, 0.004), (ours, 0.0025)):
             tokens = chance.randint(20, 40)
-            noise = chance.uniform(0.9, 1.1) * (chance.uniform(2, 4) if turn < warmup or chance.random() < 0.1 else 1)
+            noise = chance.uniform(0.95, 1.05) * (chance.uniform(2, 4) if turn < warmup or chance.random() < 0.1 else 1)
             runs.append((tokens, round(tokens * step * speed * noise, 3)))
     return plain, ours
 

@@ -13,8 +13,7 @@ from ..distributions import overlap, residual
 from ..randomness import Randomness, enumerate_outcomes
 from ..tree import Tree, draw_children, drawn_child
 from ..tree_gallery import full_q_for_every_sibling, repeated_siblings_skipped, siblings_against_one_p
-from .beyond import check_parts
-from .core import CheckFailed, Given, Slip, ask, check, dice, law, like, passed, same, show
+from .core import CheckFailed, Given, Slip, ask, check, check_parts, dice, law, like, passed, same, show
 from .exactness import pairs_of_laws
 
 Law = Float[Tensor, " vocab"]
@@ -23,10 +22,9 @@ Law = Float[Tensor, " vocab"]
 def given(variant: int = 0) -> Given:
     """p and q of a place where only q's favourite can be rejected; and what guesses and passes are worth where."""
     chance = dice("10", variant)
-    surplus = [0, 0, 0]
-    while not surplus[0] < 0 < min(surplus[1:]):  # p - q, from q's favourite on
+    p = q = [Fraction(0)] * 3
+    while len({*q}) < 3 or any(a == b or (b > a) != (b == max(q)) for a, b in zip(p, q, strict=True)):
         p, q = law(chance, 3), law(chance, 3)
-        surplus = [p[x] - q[x] for x in sorted(range(3), key=q.__getitem__, reverse=True)]
     bounds = ((0.55, 0.7), (0.12, 0.18), (0.06, 0.09), (0.02, 0.04), (0.05, 0.08), (0.2, 0.3))
     *ranks, slope, d = (round(chance.uniform(*each), 2) for each in bounds)
     return Given(p=p, q=q, ranks=ranks, laptop_slope=slope, gpu_room=chance.randrange(24, 49), drafting=d)
