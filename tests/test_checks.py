@@ -2,6 +2,7 @@
 
 import random
 from fractions import Fraction
+from functools import partial
 
 import pytest
 import torch
@@ -112,6 +113,11 @@ def test_an_answer_may_not_change_its_arguments():
     with pytest.raises(CheckFailed, match="work on a copy"):
         ask(careless, before)
     assert before.tolist() == [0, 0]
+
+
+def test_functions_and_objects_may_be_among_the_arguments():
+    named = {"a": partial(product, 2), "b": [object()]}
+    assert ask(lambda given: given["a"](3), named) == 6
 
 
 def test_jupyter_shows_the_message_without_a_traceback():

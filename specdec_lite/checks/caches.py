@@ -231,7 +231,7 @@ class Suspect(ModelDrafter):
         self.kind = kind
 
     def start(self, capacity: int) -> None:
-        super().start(capacity + 64)  # for those that forget too little
+        super().start(capacity + 256)  # for those that forget too little
         self.lacks = self.at = 0  # 0: the whole context
 
     def propose(self, context: Int[Tensor, " n"], K: int, sampling: Sampling, randomness: Randomness) -> Draft:

@@ -5,7 +5,6 @@ written down as the function that makes it. An answer that agrees with that func
 same mistake, so its message is the one to show.
 """
 
-import copy
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -180,10 +179,13 @@ def fresh(case: Case) -> tuple:
     return case() if callable(case) else own(case)
 
 
-def own(arguments: tuple) -> tuple:
-    """The arguments, those copied that a learner's code may change."""
-    copied = (torch.Tensor, list, dict, set)
-    return tuple(copy.deepcopy(value) if isinstance(value, copied) else value for value in arguments)
+def own(value: Any) -> Any:
+    """A copy of what a learner's code could change: tensors and containers. All else is handed on as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if type(value) in (list, tuple, set):
+        return type(value)(map(own, value))
+    return {key: own(each) for key, each in value.items()} if type(value) is dict else value
 
 
 def same(found: Any, right: Any, tolerance: float = 1e-9) -> bool:

@@ -56,13 +56,14 @@ def check_catching_up(answer: Callable, given: Given) -> None:
         return found
 
     slips = [
-        Slip("the pairs are right. Is the last guess ever fed?", lambda f, r: [x[1:] for x in f] == [x[1:] for x in r]),
+        Slip("the pairs are right. The slots: which guesses are fed to draft the next one, accepted later or not?",
+             lambda found, right: [each[1:] for each in found] == [each[1:] for each in right]),
         like("a pair is a feature and the token AFTER it, not its own", lambda: rounds(ahead=0)),
         like("the first pair is missing: the last token before a round is read IN the round", lambda: rounds(first=0)),
         like("the last pair is missing: the target's own token, and the feature before it", lambda: rounds(last=-1)),
         like("a pair is too many: the token that the target wrote itself has no feature yet", lambda: rounds(last=1)),
         Slip("not yet. What did the target read in the first of these rounds?", lambda found, right: len(found) == 3),
-    ]
+    ]  # fmt: skip
     check(answer, rounds, [()], slips, name="catching_up")
 
 
