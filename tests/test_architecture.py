@@ -85,6 +85,11 @@ def test_no_circle_of_imports():
         raise AssertionError(f"these import each other: {' <- '.join(error.args[1])}") from error
 
 
+def test_nothing_needs_the_checks_of_the_exercises():
+    users = [module for module in MODULES if any(room(name) == "checks" for name in imports_of(module))]
+    assert {room(module) for module in users} <= {"checks"}
+
+
 @pytest.mark.parametrize(
     ("statement", "found"),
     [
