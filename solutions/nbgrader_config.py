@@ -25,7 +25,7 @@ class OnlyOurCells(preprocessors.DeduplicateIds):
 
 c.CourseDirectory.course_id = "specdec-lite"
 
-# nbgrader's own list, with our step in place of DeduplicateIds. Locked cells that were changed are put back. Deleted ones
+# nbgrader's own list, our step in place of DeduplicateIds. Locked cells that were changed are put back. Deleted ones
 # are not: their task has no points. (`make grade` puts them back.)
 c.Autograde.sanitize_preprocessors = [
     preprocessors.ClearOutput,

@@ -4,6 +4,7 @@ import random
 from fractions import Fraction
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -79,6 +80,10 @@ def test_an_unknown_mistake_is_shown_with_its_arguments():
         (lambda a, b: float("nan"), "there is NaN"),
         (lambda a, b: 1 // 0, "ZeroDivisionError"),
         (lambda a, b: a * b == 0, "returned a bool; a number is wanted"),
+        (lambda a, b: torch.tensor([a, b]), "returned a tensor of shape (2,); a number is wanted"),
+        (lambda a, b: np.array([a, b]), "returned a ndarray; a number is wanted"),
+        (lambda a, b: a * b * (1 + 1e-7), "not exact. Was it rounded"),
+        (lambda a, b: exit(), "SystemExit"),
     ],
 )
 def test_what_is_no_answer_is_said(answer, says):
@@ -137,6 +142,9 @@ def test_arguments_that_wear_out_are_made_anew_for_each_call():
         (torch.tensor(0.5), 0.5, True),
         (0.5, torch.tensor(0.5), True),
         (True, 1, False),
+        (np.bool_(True), True, True),
+        (np.float64(0.5), 0.5, True),
+        (torch.tensor([1, 2]), "x", False),
         (torch.tensor(True), True, True),
         (Fraction(1, 2), 0.5, True),
         ((1, [2.0]), [1, (2.0,)], True),

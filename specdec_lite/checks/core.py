@@ -15,6 +15,7 @@ from numbers import Number
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 Case = tuple | Callable[[], tuple]  # the arguments, or what makes them anew for each call (generators, caches)
@@ -95,11 +96,11 @@ def attempting(name: str) -> Iterator[None]:
         raise
     except NotImplementedError:
         raise NotAttempted(f"{name}: not attempted yet") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CheckFailed(f"{name} stopped with {type(error).__name__}: {error}{place(error)}") from error
 
 
-def place(error: Exception) -> str:
+def place(error: BaseException) -> str:
     """The innermost line of a notebook's cell that an error went through, as text to append."""
     trace, found = error.__traceback__, ""
     while trace is not None:
@@ -208,12 +209,12 @@ def same(found: Any, right: Any, tolerance: float = 1e-9) -> bool:
             and found.keys() == right.keys()
             and all(same(found[key], right[key], tolerance) for key in right)
         )
-    return bool(found == right)
+    return kind(found) == kind(right) and bool(found == right)
 
 
 def number(value: Any) -> Any:
-    """A number in a tensor is a number."""
-    return value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value
+    """A number in a tensor is a number, and so is one of NumPy's."""
+    return value.item() if isinstance(value, torch.Tensor | np.generic | np.ndarray) and value.ndim == 0 else value
 
 
 def difference(found: Any, right: Any) -> str:
@@ -225,6 +226,8 @@ def difference(found: Any, right: Any) -> str:
         return f"at {show(key)}, {difference(found[key], right[key])}"
     if "nan" in show(found):
         return f"there is NaN in the answer, {show(found)}. Is something divided by 0?"
+    if show(found) == show(right):
+        return f"the answer is {show(found)} to four digits, and not exact. Was it rounded, or made in float32?"
     return f"the answer is {show(found)}; it should be {show(right)}"
 
 
@@ -236,7 +239,7 @@ def kind(value: Any) -> str:
         return "a number"
     if isinstance(value, list | tuple):
         return f"a list of {len(value)}"
-    return f"a {type(value).__name__}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def asked(case: tuple) -> str:

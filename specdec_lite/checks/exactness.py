@@ -180,6 +180,8 @@ def suspects(variant: int = 0) -> dict[str, Rule]:
 
     rules = [exact, from_target, no_residual, two_tries, upside_down]
     dice("02 suspects", variant).shuffle(rules)
+    for letter, rule in zip("ABCDE", rules, strict=True):
+        rule.__qualname__ = f"suspect {letter}"  # what an error message calls it: its name would tell what it does
     return dict(zip("ABCDE", rules, strict=True))
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 from ..record import Round
 from ..theory import best_K, expected_tokens_per_round, predicted_speedup
-from .core import Given, Slip, check, dice, like, part_of
+from .core import Given, Slip, check, dice, kind, like, part_of, same
 
 Recorded = list[tuple[int, str]]  # (drafted, origins of the tokens written: a, r, b) of each round
 Curve = dict[int, float]  # v(n) by n
+Claims = dict[str, tuple[int, float, float]]  # (K, accepted / drafted, speedup), by a letter
 
 
 def given(variant: int = 0) -> Given:
@@ -49,8 +50,9 @@ def at_least(rates: Sequence[float | Fraction]) -> list[float | Fraction]:
 def check_law_of_round(answer: Callable, given: Given) -> None:
     """The law of the number of tokens that a round gives, from the acceptance at each position."""
     slips = [
-        like("one chance is missing: with everything accepted, a bonus token follows, so K + 1 tokens",
-             lambda rates: law(rates)[:-1]),
+        like("one chance is missing: if all are accepted, a bonus token follows", lambda rates: law(rates)[:-1]),
+        like("the chance to come this far is that of the positions BEFORE: this one's own rate is in it twice",
+             lambda rates: [a - a * r for a, r in zip(at_least(rates)[1:], rates, strict=True)] + [prod(rates)]),
         like("these are the chances of AT LEAST so many tokens; take from each what goes further", at_least),
         like("the chances of all these sizes must sum to 1. To be judged at all, a token needs all before it accepted",
              lambda rates: [1 - rate for rate in rates] + [prod(rates)]),
@@ -61,9 +63,6 @@ def check_law_of_round(answer: Callable, given: Given) -> None:
     ]  # fmt: skip
     cases = [given.rates, [], [0.8] * 4, [1.0, 1.0], [0.0, 0.9], [0.72, 0.78, 0.83, 0.86]]
     check(answer, law, [(rates,) for rates in cases], slips, name="law_of_round")
-
-
-Claims = dict[str, tuple[int, float, float]]  # (K, accepted / drafted, speedup), by a letter
 
 
 def claims(variant: int = 0) -> Claims:
@@ -104,8 +103,12 @@ def check_room_for_draft(answer: Callable, variant: int = 0) -> None:
              each(lambda K, rate, S: possible((1 + K * rate) / S - 1))),
         like("a round also has the target's pass in it, which takes one step at least",
              each(lambda K, rate, S: (1 + K * rate) / S / K)),
+        like("K tokens were drafted in a round. The pass over K + 1 tokens is the target's",
+             each(lambda K, rate, S: possible(((1 + K * rate) / S - 1) / (K + 1)))),
+        Slip("a claim has no entry, or None where there is a c that saves it, or a c where there is none",
+             lambda found, right, *_: {x: kind(c) for x, c in found.items()} != {x: kind(c) for x, c in right.items()}),
     ]  # fmt: skip
-    cases = [claims(variant), claims(variant + 1), {"A": (4, 0.5, 3.0), "B": (1, 1.0, 2.0), "C": (8, 0.25, 0.8)}]
+    cases = [claims(variant), claims(variant + 1), {"A": (4, 0.5, 3.0), "B": (1, 1.0, 2.0), "C": (2, 0.5, 0.5)}]
     check(answer, each(lambda *it: possible(signed(*it))), [(case,) for case in cases], slips, name="room_for_draft")
 
 
@@ -131,17 +134,13 @@ def check_estimate(answer: Callable, given: Given) -> None:
     def counting_as_rejections(rejected: Callable[[int, str], bool]) -> Callable[[Recorded], float]:
         return lambda rounds: trials(rounds)[0] / (trials(rounds)[0] + sum(rejected(*each) for each in rounds))
 
-    def drafted(rounds: Recorded) -> int:
-        return sum(drafted for drafted, _ in rounds)
-
     cut = "a round that ends in neither r nor b was cut. What came next in it is not known: no rejection"
     slips = [
         part_of(0, "this is accepted / drafted. What was drafted behind a rejection was never judged: it is no trial",
-                lambda rounds: trials(rounds)[0] / drafted(rounds)),
+                lambda rounds: trials(rounds)[0] / sum(K for K, _ in rounds)),
         part_of(0, cut, counting_as_rejections(lambda drafted, origins: not origins.endswith("b"))),
         part_of(0, cut, counting_as_rejections(lambda K, origins: origins.count("a") < K)),
-        part_of(0, "a bonus token is the target's own. Nobody judged it, so it is no trial",
-                lambda rounds: trials(rounds)[0] / sum(len(origins) for _, origins in rounds)),
+        part_of(0, "a bonus is no trial: nobody judged it", lambda it: trials(it)[0] / sum(len(o) for _, o in it)),
         part_of(0, "a bonus token is the target's own. Nobody judged it, so it was not accepted either",
                 lambda rounds: 1 - "".join(o for _, o in rounds).count("r") / sum(len(o) for _, o in rounds)),
         part_of(0, "the cut rounds are left out whole. What was accepted in them was judged, so it counts",
@@ -149,7 +148,9 @@ def check_estimate(answer: Callable, given: Given) -> None:
         part_of(0, "this is a mean of the rounds' rates: one trial weighs as much as six. Sum first, then divide",
                 lambda rounds: fmean(a / judged for a, judged in (trials([each]) for each in rounds) if judged)),
         part_of(1, "alpha is right. Its error falls with the trials, and not with the rounds", error_over(len)),
-        part_of(1, "alpha is right. Its error falls with the trials: not all drafts are", error_over(drafted)),
+        part_of(1, "alpha is right. Its error falls with the trials, and not every drafted token is one",
+                error_over(lambda rounds: sum(K for K, _ in rounds))),
+        part_of(1, "alpha is right. This is the variance: take its root", lambda it: alpha_and_error(it)[1] ** 2),
         part_of(1, "alpha is right. This is the scatter of one trial; the mean scatters less", error_over(lambda _: 1)),
     ]  # fmt: skip
     chance = dice("06 estimate", len(given.rounds))
@@ -196,14 +197,15 @@ def check_plan(answer: Callable, variant: int = 0) -> None:
              with_tokens(lambda shares, K: sum(at_least(shares[:K])))),
         like("this takes the first share as alpha everywhere. The log has a share for each position",
              with_tokens(lambda shares, K: expected_tokens_per_round(shares[0], K))),
-        like("the round's own token of the target is missing: 1 + the accepted ones",
-             with_tokens(lambda shares, K: sum(shares[:K]))),
+        like("the target's own token of a round is missing", with_tokens(lambda shares, K: sum(shares[:K]))),
+        like("this takes the mean of the shares as alpha. They are no alphas: each is a share of ALL rounds",
+             with_tokens(lambda shares, K: expected_tokens_per_round(fmean(shares), K))),
+        like("the pass takes v(K + 1), not 1", lambda s, c, v, o: best(speedups(s, c, dict.fromkeys(v, 1.0), o))),
         like("of two equally fast, take the smaller K", lambda *case: best(speedups(*case), last=True)),
         like("the pass is over K + 1 tokens, the newest one and the K drafted",
              lambda shares, c, v, o: best(speedups(shares, c, {n + 1: v[n] for n in v}, o))),
         like("the overhead is missing in the time of a round", lambda shares, c, v, o: best(speedups(shares, c, v, 0))),
-        like("K = 0 is missing. Not to speculate has a speedup of 1, with no overhead",
-             lambda *case: best(speedups(*case), first=1)),
+        like("K = 0 is missing: no draft, and a speedup of 1", lambda *case: best(speedups(*case), first=1)),
         like("plain decoding has no rounds, so no overhead: its speedup is 1",
              lambda shares, c, v, o: best([1 / (v[1] + o), *speedups(shares, c, v, o)[1:]])),
     ]  # fmt: skip
@@ -246,7 +248,6 @@ def speedups_after_repair(rounds: list[Round], step: float) -> dict[str, float]:
 
 def check_repairs(answer: Callable, variant: int = 0) -> None:
     """What each repair of a slow run would bring."""
-
     measured, checking, accepting = "as measured", "each target pass takes one step", "every draft is accepted"
     names = speedups_after_repair(**vars(bench(variant)))
     slips = [
@@ -261,10 +262,13 @@ def check_repairs(answer: Callable, variant: int = 0) -> None:
         part_of(checking, "the pass is still made, and takes a plain step; only what it costs beyond that is saved",
                 lambda rounds, step: sum(len(each.tokens) for each in rounds) * step
                 / sum(each.draft_seconds + each.other_seconds for each in rounds)),
+        Slip("each target pass takes one step: take the passes out, and put a plain step back for each round",
+             lambda found, right, *_: all(same(found[each], right[each]) for each in names if each != checking)),
         part_of(accepting, "with everything accepted, a bonus token follows", lambda rounds, step:
                 sum(len(each.draft_tokens) for each in rounds) * step / sum(each.seconds for each in rounds)),
     ]  # fmt: skip
     cases = [(each.rounds, each.step) for each in map(bench, range(variant, variant + 4))]
+    cases[-1][0].append(Round((), (0,), ("bonus",), 0.0, cases[-1][1], 0.0))  # not all rounds draft K tokens
     check(answer, speedups_after_repair, cases, slips, name="repairs")
 
 
@@ -275,10 +279,7 @@ def check_gains(answer: Callable, seed: int = 0) -> None:
         return best_K(alpha, c, v=lambda n: 1 + s * (n - 1)).speedup
 
     def gains(more: Callable[[float], float] = lambda alpha: alpha + 0.05, S: Callable = tuned) -> Callable:
-        def rule(alpha: float, c: float, s: float) -> tuple[float, float]:
-            return S(alpha, c / 2, s) / S(alpha, c, s), S(min(1.0, more(alpha)), c, s) / S(alpha, c, s)
-
-        return rule
+        return lambda a, c, s: (S(a, c / 2, s) / S(a, c, s), S(min(1.0, more(a)), c, s) / S(a, c, s))
 
     def same_K(alpha: float, c: float, s: float) -> tuple[float, float]:
         K = best_K(alpha, c, v=lambda n: 1 + s * (n - 1)).K
@@ -291,6 +292,7 @@ def check_gains(answer: Callable, seed: int = 0) -> None:
         like("a gain is a ratio here: 1.1, not 0.1, for a tenth faster", lambda *case: [x - 1 for x in gains()(*case)]),
         like("five points more means alpha + 0.05, not 5% of alpha", gains(lambda alpha: 1.05 * alpha)),
         like("verification is not free: v(n) = 1 + s (n - 1)", lambda a, c, s: gains()(a, c, 0)),
+        like("upside down: a gain is the new speedup over the present one", lambda *it: [1 / x for x in gains()(*it)]),
         like("the two gains are in the other order", lambda *case: gains()(*case)[::-1]),
     ]  # fmt: skip
     chance = dice("06 gains", seed)
