@@ -139,6 +139,8 @@ def test_arguments_that_wear_out_are_made_anew_for_each_call():
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0 + 1e-12]), True),
         (torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 2.0]]), False),
         ([1.0, 2.0], torch.tensor([1.0, 2.0]), False),
+        (torch.tensor([1.0, 0.0]), torch.tensor([True, False]), False),
+        (torch.tensor([1, 2]), torch.tensor([1.0, 2.0]), True),
         (torch.tensor(0.5), 0.5, True),
         (0.5, torch.tensor(0.5), True),
         (True, 1, False),

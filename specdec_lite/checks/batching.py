@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from copy import deepcopy
 from functools import cache, partial
 from itertools import product, zip_longest
 from statistics import mean
@@ -14,13 +15,10 @@ from torch import Tensor
 
 from ..randomness import Randomness, TorchRandomness, enumerate_outcomes
 from ..record import Result, Round
-from ..theory import expected_tokens_per_round
+from ..theory import expected_tokens_per_round as E
 from ..verify import verify
-from .core import Given, Slip, ask, check, dice, laws, like, same
+from .core import Given, Slip, ask, check, check_parts, dice, laws, like, same
 
-Rows = tuple[list[int], list[int]]
-Served = tuple[list[list[int]], int]
-BatchRule = Callable[[Tensor, Tensor, Randomness], Rows]
 END = 0
 
 
@@ -43,9 +41,13 @@ def random_request(chance: random.Random, *limits: int) -> Request:
     return Request([chance.randint(1, 5)], chance.choice(limits), chance.randint(10, 99))
 
 
+def named(right: Callable, says: dict[str, str]) -> list[Slip]:
+    """Slips that ``right`` can make when it is told to."""
+    return [like(text, partial(right, slip=slip)) for slip, text in says.items()]
+
+
 def check_tokens_per_round(answer: Callable, seed: int = 0) -> None:
     """E of a batch whose rows have alphas of their own: each row its own way, and all cut to the shortest."""
-    E = expected_tokens_per_round
 
     def both(together: Callable) -> Callable:
         return lambda alphas, K: (mean([E(alpha, K) for alpha in alphas]), E(together(alphas), K))
@@ -72,33 +74,25 @@ def positions_of(lengths: list[int], slip: str = "") -> Int[Tensor, "rows width"
 def mask_of(lengths: list[int], slip: str = "") -> Bool[Tensor, "rows width width"]:
     slots = torch.arange(max(lengths))
     real = slots >= max(lengths) - torch.tensor([max(lengths)] * len(lengths) if slip == "causal" else lengths)[:, None]
-    sees = (slots[:, None] >= slots) & real[:, None, :]
-    return sees if slip == "nothing" else sees | torch.eye(len(slots), dtype=torch.bool)
+    sees = (slots[:, None] >= slots) & real[:, None, :] | torch.eye(len(slots), dtype=torch.bool) & (slip != "nothing")
+    return ~sees if slip == "inverted" else sees
 
 
 def check_left_padded(answer: Callable, seed: int = 0) -> None:
     """Positions and mask of rows that are padded on the left."""
-
-    def part(number: int) -> Callable:
-        return lambda lengths: (*ask(answer, lengths, name="left_padded"),)[number]
-
     chance = dice("09 lengths", seed)
     cases = [([3, 5, 2],), ([4],), ([1, 6],), ([2, 2],), ([chance.randint(1, 7) for _ in range(4)],)]
-    places = {
-        "slots": "they count the padding too: the first real token is at position 0",
+    rule = Slip("padding, on the left, is at 0 and sees itself; real tokens count from 0 and see their row up to "
+                "themselves", lambda found, right, *_: same(found * 0, right * 0))  # fmt: skip
+    parts = {"positions": (positions_of, [*named(positions_of, {
+        "slots": "0, 1, 2, ... in every row count the padding too: it is on the left, and the first real token is at 0",
         "negative": "padding has negative positions, and a model has none: give it 0",
-    }
-    says = {
+    }), rule]), "mask": (mask_of, [*named(mask_of, {
         "causal": "real tokens see padding: causal order alone does not hide what stands before them",
+        "inverted": "the other way round: True is where a slot may look, False is what is hidden",
         "nothing": "a padding slot sees nothing at all, and a softmax over nothing is NaN: let it see itself",
-    }
-    for number, right, slips in ((0, positions_of, places), (1, mask_of, says)):
-        known = [like(text, partial(right, slip=slip)) for slip, text in slips.items()]
-        shape = (
-            "padding, on the left, is at 0 and sees itself; real tokens count from 0 and see their row up to themselves"
-        )
-        known += [Slip(shape, lambda found, right, *_: same(found * 0, right * 0) and not same(found, right))]
-        check(part(number), right, cases, known, name=f"left_padded, the {('positions', 'mask')[number]}")
+    }), rule])}  # fmt: skip
+    check_parts(answer, "left_padded", cases, parts)
 
 
 def right_places(results: list[Result], slip: str = "") -> tuple[int, int, int]:
@@ -120,14 +114,17 @@ def check_places(answer: Callable, seed: int = 0) -> None:
     chance, cases = dice("09 places", seed), []
     for rows in (1, 2, 3, 5):
         runs = [[random_round(chance.randint(0, 5), chance) for _ in range(chance.randint(1, 6))] for _ in range(rows)]
-        cases.append(([Result([1], rounds=rounds) for rounds in runs],))
-    says = {
+        cases.append(partial(deepcopy, ([Result([1], rounds=rounds) for rounds in runs],)))
+    slips = [*named(right_places, {
         "ended rows": "a row that has ended still takes places here. It leaves the batch, and is not padded any more",
         "until the first ends": "the count stops when the first row ends, as zip does; zip_longest goes on",
-        "accepted": "every row also keeps the token after the accepted ones: kept is what the round wrote",
         "newest": "the newest token is fed too: a row takes one place more than it drafts",
-    }
-    slips = [like(text, partial(right_places, slip=slip)) for slip, text in says.items()]
+    }),
+        Slip("every row also keeps the token after the accepted ones: kept is what the round wrote",
+             lambda found, right, results: found[0] == right_places(results, "accepted")[0]),
+        Slip("thrown away is all that was fed and not kept, also where the end of a text has cut the block",
+             lambda found, right, _: (found[0], found[2]) == (right[0], right[2])),
+    ]  # fmt: skip
     check(answer, right_places, cases, slips, name="places")
 
 
@@ -151,23 +148,24 @@ def play(text: list[int], K: int, chance: Randomness) -> list[int]:
     return [*draft[: int(found.accepted)], int(found.next_token)]
 
 
-def right_serve(requests: list[Request], places: int, K: int, play: Callable, slip: str = "") -> Served:
+def right_serve(requests: list[Request], places: int, K: int, play: Callable, slip: str = "") -> tuple[list, int]:
     """(the text of each request, rounds); or what a slip makes of it."""
     chance = [TorchRandomness.seeded(request.seed) for request in requests]
-    chance = chance[:1] * len(requests) if slip == "one generator" else chance
     written: list[list[int]] = [[] for _ in requests]
     waiting, growing, ended, rounds = list(range(len(requests))), list[int](), list[int](), 0
     while waiting or growing:
         while waiting and len(growing) < places and not (slip == "whole batches" and any(written[i] for i in growing)):
             growing.append(waiting.pop(0))
+        done = []
         for i in growing:
             left = requests[i].limit - len(written[i])
-            most = K if slip in ("K", "over") else min(K, left - 1)
-            block = play([*requests[i].prompt, *written[i]], most, chance[i])
-            if END in block and slip != "end":
-                block = block[: block.index(END) + 1]
-            written[i] += block if slip == "over" else block[:left]
-        done = [i for i in growing if len(written[i]) >= requests[i].limit or (slip != "end" and END in written[i])]
+            most = K if slip == "K" else min(K, left - (slip != "left"))
+            anew = TorchRandomness.seeded(requests[i].seed)
+            rolls = {"seeded anew": anew, "one generator": chance[0]}.get(slip, chance[i])
+            block = play([*requests[i].prompt, *written[i]], most, rolls)[:left]
+            end = block.index(END) + 1 if END in block else None
+            written[i] += block[: end and end - (slip == "no END")]
+            done += [i] if end or len(written[i]) >= requests[i].limit else []
         growing, ended, rounds = [i for i in growing if i not in done], ended + done, rounds + 1
     return [written[i] for i in (ended if slip == "order" else range(len(requests)))], rounds
 
@@ -177,50 +175,49 @@ def check_serve(answer: Callable, given: Given, seed: int = 0) -> None:
     chance = dice("09 requests", seed)
     more = [random_request(chance, 1, 2, 5, 9, 16) for _ in range(9)]
     cases = [(given.requests, 3, 4), (more, 4, 3), (more, 1, 2), (more[:3], 8, 3), (more, 2, 0)]
-    says = {
+    slips = [*named(right_serve, {
         "one generator": "all rows draw from one generator, so a text depends on its neighbours: one for each request",
+        "seeded anew": "the dice are made anew in each round, and fall alike: one generator for all rounds of a row",
         "whole batches": "the texts are right, the rounds too many: a free place waits for the others. Fill it at once",
         "order": "the texts come in the order in which they ended; give them in the order of the requests",
-        "end": "a text goes on behind END. Cut the block after END, and let the row leave",
-        "over": "texts grow beyond their limit: draft less near the end. A block must not be longer than what is left",
-        "K": "near its limit a row draws more than it would alone. What it writes is what it drafts and one more",
-    }
-    slips = [like(text, partial(right_serve, slip=slip)) for slip, text in says.items()]
-    slips += [
-        Slip("the texts are right, the number of rounds is not: a round is one pass for all rows in it",
-             lambda found, right, *_: isinstance(found, tuple) and same(found[0], right[0])),
+        "no END": "END itself is missing: it still belongs to the text",
+        **dict.fromkeys(["K", "left"], "near its limit a row draws more than it would alone: at most left - 1"),
+    }),
+        Slip("the texts begin with prompts", lambda found, right, all, *_: found[0][0] == all[0].prompt + right[0][0]),
+        Slip("a text goes on behind END. Cut the block after END, and let the row leave",
+             lambda found, *_: any(END in text[:-1] for text in found[0])),
+        Slip("texts grow beyond their limit: draft less near the end. A block must not be longer than what is left",
+             lambda found, _, requests, *more: any(len(a) > b.limit for a, b in zip(found[0], requests, strict=True))),
+        Slip("the texts are right, the number of rounds is not. A round is one pass for all rows in it, and whoever "
+             "waits longest joins first", lambda found, right, *_: same(found[0], right[0])),
         Slip("a text is not the one that its request gets alone. Look at the dice, at what is played, at limit and END",
              lambda found, right, *_: isinstance(found, tuple) and not same(found, right)),
     ]  # fmt: skip
-    check(answer, right_serve, [(*case, play) for case in cases], slips, name="serve")
+    check(answer, right_serve, [partial(deepcopy, (*case, play)) for case in cases], slips, name="serve")
 
 
-def suspects(variant: int = 0) -> dict[str, BatchRule]:
+def suspects(variant: int = 0) -> dict[str, Callable]:
     """Five ways to run a round of two rows with K = 1, under letters, in an order of the variant's."""
 
-    def row(p: Tensor, q: Tensor, chance: Randomness) -> tuple[list[int], bool]:
+    def row(p: Tensor, q: Tensor, chance: Randomness) -> list[int]:
         found = verify(torch.tensor([draft := int(chance.categorical(q[0]))]), q, p, chance)
-        return ([draft] if found.accepted else []) + [int(found.next_token)], bool(found.accepted)
+        return ([draft] if found.accepted else []) + [int(found.next_token)]
 
-    def each_its_own(p: Tensor, q: Tensor, chance: Randomness) -> Rows:
-        return row(p, q, chance)[0], row(p, q, chance)[0]
+    def suspect(name: str, write: Callable) -> Callable:
+        def rule(p: Tensor, q: Tensor, chance: Randomness) -> tuple[list[int], list[int]]:
+            a, b = row(p, q, chance), row(p, q, chance)
+            return write(a, b, lambda: [int(chance.categorical(p[0]))])
 
-    def cut_to_shortest(p: Tensor, q: Tensor, chance: Randomness) -> Rows:
-        (a, longer), (b, long) = row(p, q, chance), row(p, q, chance)
-        return (a, b) if longer and long else (a[:1], b[:1])
+        rule.__name__ = name
+        return rule
 
-    def second_row_draws_again(p: Tensor, q: Tensor, chance: Randomness) -> Rows:
-        (a, longer), (b, long) = row(p, q, chance), row(p, q, chance)
-        return a, [int(chance.categorical(p[0]))] if long and not longer else b
-
-    def all_or_nothing(p: Tensor, q: Tensor, chance: Randomness) -> Rows:
-        (a, longer), (b, long) = row(p, q, chance), row(p, q, chance)
-        return (a, b) if longer and long else ([], [])
-
-    def same_seed_for_both(p: Tensor, q: Tensor, chance: Randomness) -> Rows:
-        return (row(p, q, chance)[0],) * 2
-
-    rules: list[BatchRule] = [each_its_own, cut_to_shortest, second_row_draws_again, all_or_nothing, same_seed_for_both]
+    rules = [
+        suspect("each_its_own", lambda a, b, _: (a, b)),
+        suspect("cut_to_shortest", lambda a, b, _: (a, b) if len(a) == len(b) else (a[:1], b[:1])),
+        suspect("second_row_draws_again", lambda a, b, again: (a, again() if len(a) < len(b) else b)),
+        suspect("all_or_nothing", lambda a, b, _: (a, b) if len(a) == len(b) == 2 else ([], [])),
+        suspect("same_seed_for_both", lambda a, b, _: (a, a)),
+    ]
     dice("09 suspects", variant).shuffle(rules)
     return dict(zip("ABCDE", rules, strict=True))
 
@@ -230,22 +227,22 @@ TARGET, DRAFT = (torch.tensor(rows, dtype=torch.float64) for rows in ([[0.7, 0.3
 
 @cache
 def mixed_up(variant: int) -> dict[str, tuple[float, ...]]:
-    """For each suspect what is off: in the first row, the second, both together, and both as against their own laws."""
+    """For each suspect what is off: in row 0, row 1, both, both against the rows' own laws, and these against p."""
 
     def off(law: dict, right: dict) -> float:
-        return sum(abs(float(law.get(text, 0) - right.get(text, 0))) for text in law.keys() | right.keys()) / 2
+        return round(sum(abs(float(law.get(x, 0) - right.get(x, 0))) for x in law.keys() | right.keys()) / 2, 12)
 
     plain, found = enumerate_outcomes(lambda chance: tuple(int(chance.categorical(row)) for row in TARGET)), {}
     for name, rule in suspects(variant).items():
 
-        def play(chance: Randomness, row: int | slice = slice(2), rule: BatchRule = rule) -> tuple:
+        def play(chance: Randomness, row: int | slice = slice(2), rule: Callable = rule) -> tuple:
             rows = rule(TARGET, DRAFT, chance)
             return tuple((*text, *(int(chance.categorical(law)) for law in TARGET[len(text) :])) for text in rows)[row]
 
         both = enumerate_outcomes(play)
         rows = [enumerate_outcomes(partial(play, row=row)) for row in (0, 1)]
         apart = [{(a, b): one[a] * other[b] for a in one for b in other} for one, other in ((plain, plain), rows)]
-        found[name] = *(off(law, plain) for law in rows), *(off(both, law) for law in apart)
+        found[name] = *(off(law, plain) for law in rows), *(off(both, law) for law in apart), off(apart[1], apart[0])
     return found
 
 
@@ -257,14 +254,17 @@ def check_examine(answer: Callable, variant: int = 0) -> None:
         return lambda name: (times * first(*known[name][:2]), times * known[name][together])
 
     slips = [
-        like("the first number is that of row 0 alone; the worse of the two rows is wanted", of(lambda a, b: a, 2)),
+        like("the first number misses a fault of row 1; the worse of the two rows is wanted", of(lambda a, b: a, 2)),
+        like("the rows' total variations are added up; the worse of the two is wanted", of(lambda a, b: a + b, 2)),
+        like("the law of both is made from the rows' own, so they look independent: enumerate pairs", of(max, 4)),
         like("both numbers are twice the total variation: halve the sums", of(max, 2, 2)),
-        like("rows are compared with what they are, not with what they should be: the law of both is to be p's, twice, "
-             "each text by itself", of(max, 3)),
+        like("rows are compared with what they are, not with what they should be: two texts of p's", of(max, 3)),
         Slip("close, and not exact: was it counted over many runs? Walk down every branch with enumerate_outcomes",
              lambda found, right, name: same(found, right, 0.03) and not same(found[1], right[1])),
-        Slip("far too large. Has each text len(p) tokens?",
-             lambda found, right, name: isinstance(found, tuple) and found[0] > right[0] + 0.04),
+        Slip("far too large. Has each text len(p) tokens, each missing one drawn from its own row of p?",
+             lambda found, right, name: found[0] > right[0] + 0.04),
+        Slip("the second number is too small: a text that only one of the two laws writes counts as well",
+             lambda found, right, name: same(found[0], right[0]) and found[1] < right[1]),
     ]  # fmt: skip
     found = {name: ask(answer, rule, TARGET, DRAFT, name="examine") for name, rule in rules.items()}
     check(found.get, of(max, 2), [(name,) for name in rules], slips, name="examine")
@@ -275,8 +275,8 @@ def right_plan(promise: float, alpha: float, c: float, critical: float, slip: st
     best, found = 0.0, (0, 0)
     for B, K in product(range(1, int(critical) + 1), range(slip == "plain", 13)):
         tokens = {"alone": K + 1, "K": B * max(1, K)}.get(slip, B * (K + 1))
-        one = max(1.0, B / critical)
-        each = expected_tokens_per_round(alpha, K) / (max(1.0, tokens / critical) + K * c * one)
+        passes = 1 if slip == "one pass" else K  # each takes c, as B is not above critical
+        each = E(alpha, K) / (max(1.0, tokens / critical) + passes * c)
         goal = each if slip == "fastest" else B * each
         if (goal if slip == "total" else each) >= promise and goal > best + 1e-9:
             best, found = goal, (B, K)
@@ -286,15 +286,15 @@ def right_plan(promise: float, alpha: float, c: float, critical: float, slip: st
 def check_plan(answer: Callable, given: Given, seed: int = 0) -> None:
     """Batch and draft length for the largest throughput under a promise to each user."""
     chance = dice("09 plan", seed)
-    cases = [(promise, given.alpha, given.c, given.critical) for promise in (1.0, 1.5, 2.2, 99.0)]
+    cases = [(each, given.alpha, given.c, given.critical) for each in (1.0, 1.5, 2.2, 99.0)] + [(8.4, 0.95, 0.01, 60)]
     cases += [(promise, chance.randint(60, 90) / 100, 0.05, chance.randint(40, 200)) for promise in (1.2, 1.4, 1.8)]
-    says = {
+    slips = named(right_plan, {
         "fastest": "this is the fastest for a single user; of those that keep the promise take the largest throughput",
         "total": "the promise is to each user; here the tokens of all rows together keep it",
         "alone": "the target's pass has the tokens of all B rows in it: B (K + 1)",
         "K": "each row has K + 1 tokens in the target's pass, the newest one and its draft",
-        "plain": "K = 0 is a setting too: plain decoding, where the promise allows it",
-    }
-    slips = [like(text, partial(right_plan, slip=slip)) for slip, text in says.items()]
-    slips.append(Slip("where no setting keeps the promise it is (0, 0)", lambda found, right, *_: right == (0, 0)))
-    check(answer, right_plan, cases, slips, name="plan")
+        "plain": "K = 0 is a setting too, plain decoding, and a speed of just what was promised keeps the promise",
+        "one pass": "a round has K draft passes, one after the other, and each takes c",
+    })  # fmt: skip
+    none = Slip("where no setting keeps the promise it is (0, 0)", lambda found, right, *_: right == (0, 0))
+    check(answer, right_plan, cases, [*slips, none], name="plan")

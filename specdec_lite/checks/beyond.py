@@ -140,11 +140,13 @@ def check_drop_unsure(answer: Callable, seed: int = 0) -> None:
         def categorical(law: Law) -> Any:
             if next(draws, None) is None:
                 raise CheckFailed("drop_unsure draws on and on. Draw once: a dropped token is the target's to write")
+            if not abs(float(law.sum()) - 1) < 1e-3:
+                raise CheckFailed(f"drop_unsure draws from {show(law)}, which is no law. When is no token of q sure?")
             return chance.categorical(law)
 
         dice = SimpleNamespace(categorical=categorical, first_failure=chance.first_failure)
         found = ask(answer, p, q, least, dice, name="drop_unsure")
-        if not (isinstance(found, tuple) and len(found) == 2):
+        if not (isinstance(found, tuple | list) and len(found) == 2):
             raise CheckFailed("drop_unsure: return two things: the token, and whether it is an accepted draft")
         with attempting("drop_unsure"):
             return int(found[0]), bool(found[1])
@@ -159,6 +161,8 @@ def check_drop_unsure(answer: Callable, seed: int = 0) -> None:
              rule_with(lambda q, cut: (cut, cut))),
         like("the acceptance is right; the residual has to subtract the same law, not q",
              rule_with(lambda q, cut: (cut / cut.sum(), q))),
+        like("the residual is right; the ratio has to divide by the same law, not by q",
+             rule_with(lambda q, cut: (q, cut / cut.sum()))),
         like("after a dropped token nothing was judged, so nothing may be subtracted: the target writes from p",
              rule_with(lambda q, cut: (cut / cut.sum(),) * 2, residual)),
         like("exact, but nothing is ever dropped: every token is judged",
@@ -167,6 +171,8 @@ def check_drop_unsure(answer: Callable, seed: int = 0) -> None:
              lambda found, right, p, q, least: bool((q == least).any())),
         Slip("no draft token is ever accepted here: judge a sure one, and say True when its trial succeeds",
              lambda found, *_: float(found[:, 0].sum()) == 0),
+        Slip("the token is right, and what is said of it is not: True if it was drafted, judged and kept, else False",
+             lambda found, right, *_: same(found.sum(1), right.sum(1)) and not same(found, right)),
         Slip("the law of what is written is not p",
              lambda found, right, p, q, least: not same(found.sum(1), p)),
     ]  # fmt: skip
@@ -187,7 +193,7 @@ def check_price_of_lenience(answer: Callable, seed: int = 0) -> None:
         def rule(d, q, p, chance):
             return verify(d, share * q, p, chance)
 
-        return float((first_token_law(rule, p, q) - p).abs().sum()) / 2
+        return round(float((first_token_law(rule, p, q) - p).abs().sum()) / 2, 12)
 
     buying = [
         like("this is the whole acceptance; bought is what it has above alpha",
@@ -219,8 +225,9 @@ def check_jacobi(answer: Callable, seed: int = 0) -> None:
         def predict(tokens: list[int], n=n, fed=fed, favourites=favourites) -> list[int]:
             fed.append(len(tokens))
             if len(fed) > 2 * n + 9:
-                raise CheckFailed(f"jacobi: {len(fed) - 1} passes for {n} tokens, and no end. Output i is what follows "
-                                  "input i, and each guess has n tokens: which n outputs are they?")  # fmt: skip
+                raise CheckFailed(f"jacobi: {len(fed) - 1} passes with n = {n}, and no end. Stop when a pass gives the "
+                                  "guess back, as a list. Does none? Output i is what follows input i, and each guess "
+                                  "has n tokens: which n outputs are they?")  # fmt: skip
             return favourites(tokens)
 
         judge_jacobi(ask(answer, predict, prompt, n, name="jacobi"), fed, *fixed_point(favourites, prompt, n), prompt)
@@ -235,7 +242,7 @@ def fixed_point(favourites: Callable, prompt: list[int], n: int) -> tuple[list[i
 
 
 def judge_jacobi(found, fed: list[int], text: list[int], passes: int, prompt: list[int]) -> None:
-    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], list)):
+    if not (isinstance(found, tuple | list) and len(found) == 2 and isinstance(found[0], list)):
         raise CheckFailed("jacobi: return two things: the list of new tokens, and the number of passes")
     new, counted = found
     for wrong, says in (
@@ -243,7 +250,7 @@ def judge_jacobi(found, fed: list[int], text: list[int], passes: int, prompt: li
         (len({*fed}) == len(fed) > 1, "each pass feeds more than the one before: plain decoding. Guess all n at once"),
         (new != text and len(fed) < passes, f"tokens still change after {len(fed)} passes; {passes} are needed"),
         (new != text, f"{show(new)} is not the greedy text {show(text)}. Output i follows input i"),
-        (counted != len(fed), f"{len(fed)} passes were made, {counted} reported. The one that changes nothing counts"),
+        (counted != len(fed), f"{len(fed)} passes were made, {counted} reported. Every call counts, the last one too"),
         (len(fed) != passes, f"{len(fed)} passes, and {passes} would do: guess the prompt's last token, n times, and "
                              "stop as soon as a pass changes nothing"),
     ):  # fmt: skip
@@ -282,6 +289,9 @@ def check_audit(answer: Callable, given: Given) -> None:
         like("take the tokens per round of temperature 1", lambda r: r[length] / r[loaded]),
         like("the speedup at batch 1 already has the time of a round in it; begin anew from tokens per round",
              lambda r: fair(r) * tokens(r) / r[length] / r[loaded]),
+        like("the first result is of batch 1; begin anew from tokens per round", lambda r: fair(r) / r[loaded]),
+        like("plain decoding has the 32 rows too: no factor of 32 is left", lambda r: 32 * tokens(r) / r[loaded]),
+        like("upside down: tokens are gained, plain steps are paid", lambda r: r[loaded] / tokens(r)),
     ]  # fmt: skip
     parts = {"fair baseline": (fair, first), "temperature 1": (lambda r: fair(r) * tokens(r) / r[length], second),
              "batch 32": (lambda r: tokens(r) / r[loaded], third)}  # fmt: skip

@@ -193,7 +193,7 @@ def same(found: Any, right: Any, tolerance: float = 1e-9) -> bool:
     """Equal in kind, shape and value, numbers up to ``tolerance``. NaN equals NaN: two may make the same mistake."""
     found, right = number(found), number(right)
     if isinstance(right, torch.Tensor):
-        if not isinstance(found, torch.Tensor) or found.shape != right.shape:
+        if kind(found) != kind(right):
             return False
         return bool(torch.allclose(found.double(), right.double(), rtol=0, atol=tolerance, equal_nan=True))
     if isinstance(right, bool) or isinstance(found, bool):
@@ -234,7 +234,7 @@ def difference(found: Any, right: Any) -> str:
 def kind(value: Any) -> str:
     value = number(value)
     if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
+        return f"a {'bool ' if value.dtype == torch.bool else ''}tensor of shape {tuple(value.shape)}"
     if isinstance(value, Number) and not isinstance(value, bool):
         return "a number"
     if isinstance(value, list | tuple):
