@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..theory import expected_tokens_per_round
-from .core import CheckFailed, Given, ask, check, dice, like, passed, show
+from .core import CheckFailed, Given, Slip, ask, check, dice, like, passed, show
 
 Runs = list[tuple[int, float]]  # (tokens, seconds) of each turn
 Times = Float[Tensor, "prompts repeats"]
@@ -39,8 +39,8 @@ class Parts:
 def given(variant: int = 0) -> Given:
     """Recorded turns, and the parts of a speedup below 1 as predicted and as measured."""
     chance = dice("07", variant)
-    names = ("plain", "ours", "predicted", "measured")
-    return Given(**dict(zip(names, (*turns(chance), *disappointment(chance)), strict=True)))
+    (plain, ours), (predicted, measured) = turns(chance), disappointment(chance)
+    return Given(plain=plain, ours=ours, predicted=predicted, measured=measured)
 
 
 def turns(chance: random.Random, warmup: int = 2, count: int = 9) -> tuple[Runs, Runs]:
@@ -100,13 +100,9 @@ def check_paired_speedup(answer: Callable, given: Given) -> None:
     check(answer, right, cases, slips, name="paired_speedup")
 
 
-def uniforms(seed: int) -> Callable[..., Tensor]:
-    return partial(torch.rand, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
 def times(seed: int, prompts: int = 6, repeats: int = 3) -> tuple[Times, Times, Int[Tensor, "resamples prompts"]]:
     """Milliseconds per token, plain and ours: prompts differ more than repeats do. And 400 choices of prompts."""
-    uniform = uniforms(seed)
+    uniform = partial(torch.rand, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     noise = [1 + 0.1 * uniform(prompts, repeats) + (uniform(prompts, repeats) > 0.9) for _ in range(2)]
     plain = 3 + 4 * uniform(prompts, 1)
     ours = plain * (0.4 + 0.5 * uniform(prompts, 1))
@@ -152,9 +148,8 @@ def check_expected_rounds(answer: Callable, seed: int = 0) -> None:
     """How many rounds a text of n tokens takes, when the last round is short."""
     chance = dice("07 rounds", seed)
     cases: list[tuple] = [(0.8, 4, 1), (0.0, 3, 7), (1.0, 3, 8), (1.0, 3, 9), (0.7, 0, 5), (0.6, 6, 3)]
-    cases += [
-        (round(chance.uniform(0.3, 0.95), 2), chance.randint(1, 6), chance.randint(2, 14)) for _ in range(10)
-    ]  # small: it may call itself
+    for _ in range(10):  # small: it may call itself
+        cases.append((round(chance.uniform(0.3, 0.95), 2), chance.randint(1, 6), chance.randint(2, 14)))
     E = expected_tokens_per_round
     slips = [
         like("n / E is what rounds of full length would need. The last one is cut", lambda a, K, n: n / E(a, K)),
@@ -180,6 +175,8 @@ def check_repairs(answer: Callable, given: Given) -> None:
         return found
 
     slips = [
+        Slip("the keys are the names of the five parts, `field.name` of each, whether it came out better or worse",
+             lambda found, right, *_: not isinstance(found, dict) or found.keys() != right.keys()),
         like("this starts from the prediction and spoils one part. Start from what was measured, and mend one",
              lambda predicted, measured: right(measured, predicted)),
         like("each repair is kept while the next is made. Mend one part, then put it back", partial(right, keep=True)),
@@ -187,12 +184,13 @@ def check_repairs(answer: Callable, given: Given) -> None:
              lambda predicted, m: right(predicted, m) | {"step": m.speedup * m.step / predicted.step}),
     ]  # fmt: skip
     cases: list[tuple] = [disappointment(dice("07 parts", i)) for i in range(4)]
-    check(answer, right, [(given.predicted, given.measured), *cases], slips, name="repairs")
+    cases += [(given.predicted, given.measured), (given.measured, given.predicted)]
+    check(answer, right, cases, slips, name="repairs")
 
 
 def by_K(seed: int, prompts: int = 12) -> dict[int, Float[Tensor, " prompts"]]:
     """Milliseconds per token, for each K on the same prompts. K matters little; prompts matter much, for odd seeds."""
-    uniform = uniforms(seed)
+    uniform = partial(torch.rand, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     ease, best = 4 + (4 if seed % 2 else 0.2) * (uniform(prompts) - 0.5), 2 + seed % 4
     gain = 0.25 if seed % 3 else 0.02  # of the best K over plain decoding
     cost = {K: 1 - gain + 0.007 * abs(K - best) * (1 + (best > K)) for K in (1, 2, 3, 4, 6, 8)}
@@ -213,14 +211,17 @@ def check_choose_K(answer: Callable, seed: int = 0) -> None:
     slips = [
         like("that is the fastest one. Which smaller K cannot be told from it?", partial(choice_of_K, errors=0)),
         like(alone, partial(choice_of_K, error=lambda ms, best: ((ms.var() + best.var()) / len(ms)).sqrt())),
-        like(alone, partial(choice_of_K, error=lambda ms, best: best.std() / len(ms) ** 0.5)),
+        *(like(alone, partial(choice_of_K, error=lambda *two, i=i: two[i].std() / len(two[i]) ** 0.5)) for i in (0, 1)),
         like("that is the spread of single prompts. The error of a mean is smaller, by the root of their number",
              partial(choice_of_K, error=lambda ms, best: (ms - best).std())),
         like("K = 0 is a choice too: is the fastest measurably faster than plain?", partial(choice_of_K, least=1)),
         like("that is the largest K that is good enough. A smaller one wastes less", partial(choice_of_K, pick=max)),
         like("two standard errors are allowed, not one", partial(choice_of_K, errors=1)),
+        like("divide by the ROOT of the number", partial(choice_of_K, error=lambda ms, a: (ms - a).std() / len(ms))),
+        like("the fastest is no slower than itself: 0 is no more than 0",
+             partial(choice_of_K, error=lambda ms, best: (ms - best).std() / len(ms) ** 0.5 - 9 * (ms is best))),
     ]  # fmt: skip
-    tables = [by_K(100 * seed + i) for i in range(24)]
+    tables = [dict(sorted(by_K(100 * seed + i).items(), reverse=bool(i % 2))) for i in range(24)]
     clear = [table for table in tables if choice_of_K(table, 1.9) == choice_of_K(table, 2.1)]  # n or n - 1: no matter
     check(answer, choice_of_K, [(table,) for table in clear], slips, name="choose_K")
 
@@ -244,7 +245,8 @@ class Log:
 
 
 FAULTS = {  # and what shows each
-    "fine": "its claim follows from medians, per token, without the prefill; and no time in it is impossible",
+    "fine": "its claim follows from medians, per token, without the prefill; and no time in it is impossible. (If both "
+    "sides wrote as many tokens, 'length' makes the same claim, and is no fault)",
     "clock": "reading the weights once takes longer than a plain step took. What was timed?",
     "baseline": "a round holds a target pass, and took less time than a plain step. What was it compared with?",
     "length": "one side wrote fewer tokens. Divide the times of whole runs, and you get the claim",
@@ -259,12 +261,8 @@ def claims(log: Log) -> dict[str, float]:
     def ratio(typical: Callable = median, prefill: float = log.prefill, tokens: int = log.plain_tokens) -> float:
         return (typical(log.plain) - prefill) / (typical(log.ours) - prefill) * log.our_tokens / tokens
 
-    return {
-        "fine": ratio(),
-        "length": ratio(tokens=log.our_tokens),
-        "prefill": ratio(prefill=0),
-        "warm-up": ratio(mean),
-    }
+    length, prefill, warm_up = ratio(tokens=log.our_tokens), ratio(prefill=0), ratio(mean)
+    return {"fine": ratio(), "length": length, "prefill": prefill, "warm-up": warm_up}
 
 
 def make_log(chance: random.Random, fault: str) -> Log:
@@ -291,10 +289,12 @@ def logs(variant: int = 0) -> dict[str, Log]:
 def check_diagnose(answer: Callable, seed: int = 0) -> None:
     """What is wrong with a log."""
     chance = dice("07 diagnose", seed)
-    for fault in [*FAULTS] * 5:
-        found = ask(answer, make_log(chance, fault), name="diagnose")
-        if found not in FAULTS:
+    cases = [(fault, make_log(chance, fault)) for fault in [*FAULTS] * 5]
+    cases += [("fine", replace(log, claim=round(claims(log)["fine"], 2))) for fault, log in cases if fault == "length"]
+    for fault, log in cases:
+        found = ask(answer, log, name="diagnose")
+        if not isinstance(found, str) or found not in FAULTS:
             raise CheckFailed(f"diagnose: {show(found)} is none of {', '.join(FAULTS)}")
         if found != fault:
-            raise CheckFailed(f"diagnose: {found!r}, it says of a log that is {fault!r}: {FAULTS[fault]}")
-    passed("diagnose", f"{5 * len(FAULTS)} logs")
+            raise CheckFailed(f"diagnose: {found!r}, it says of a log that is {fault!r}: {FAULTS[fault]}\n{log}")
+    passed("diagnose", f"{len(cases)} logs")

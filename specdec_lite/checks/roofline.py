@@ -1,5 +1,6 @@
 """Checks for the exercises of notebook 01: weights, bytes, operations, and what a round must yield."""
 
+import math
 import operator
 import random
 from collections.abc import Callable, Iterator
@@ -79,6 +80,10 @@ def check_proven(answer: Callable, given: Given) -> None:
     def right(ms: Milliseconds, *case: int) -> tuple[float, float]:
         return max(bandwidth_at(n, ms, *case) for n in ms), max(peak_at(n, ms, *case) for n in ms)
 
+    def powers_of_ten(found: tuple, right: tuple, *_: object) -> bool:
+        off = [math.log10(a / b) for a, b in zip(found, right, strict=True)]
+        return all(abs(x - round(x)) < 1e-6 for x in off)
+
     slips = [
         part_of(0, "the bandwidth is taken from n = 1. Any pass fetches all weights; another one may prove more",
                 lambda ms, *case: bandwidth_at(1, ms, *case), 1e-6),
@@ -88,6 +93,8 @@ def check_proven(answer: Callable, given: Given) -> None:
                 lambda ms, *case: peak_at(max(ms), ms, *case), 1e-6),
         part_of(1, "the peak has half the operations: each weight is multiplied and added, for each token",
                 lambda ms, *case: right(ms, *case)[1] / 2, 1e-6),
+        Slip("mind the units: milliseconds in, 10^9 bytes and 10^12 operations per second out", powers_of_ten),
+        Slip("the bandwidth comes first, then the peak", lambda found, right, *_: same(found[::-1], right, 1e-6)),
     ]  # fmt: skip
     cases = [(given.milliseconds, given.weights, given.number_bytes)]
     cases += [(stopwatch(dice("01", b), weights), weights, b) for weights, b in ((10**8, 2), (10**9, 4), (10**10, 1))]
@@ -108,7 +115,7 @@ def check_must_yield(answer: Callable, given: Given) -> None:
         return yields
 
     slips = [
-        Slip("the keys are K. Each n in the table, except 1, answers for K = n - 1",
+        Slip("the keys are K: each n in the table, except 1, answers for K = n - 1, be it with None",
              lambda found, right, *_: not isinstance(found, dict) or found.keys() != right.keys()),
         like("with all K drafts accepted a round yields K + 1 tokens. Where even that is too few, say None",
              rule(too_few=lambda needed, most: False)),
@@ -164,6 +171,8 @@ def check_work_of_pass(answer: Callable, seed: int = 0) -> None:
         used("biases and positions hardly count, the matrices do", lambda P, W, kv, n, B: n * B * (P + kv)),
         used("what is fetched once is used for every sequence of the batch", lambda P, W, kv, n, B: n * (W + kv)),
         used("what is fetched once is used for each of the n tokens", lambda P, W, kv, n, B: B * (W + kv)),
+        used("keys AND values are used, each like a weight", lambda P, W, kv, n, B: n * B * (W + kv / 2)),
+        used("each of the n tokens uses the cache anew", lambda P, W, kv, n, B: B * (n * W + kv)),
         used("a multiplication and an addition each time", lambda P, W, kv, n, B: n * B * (W + kv) / 2),
         part_of(1, "operations: the output head is a matrix too, of width times vocabulary", lambda m, n, L, B, b:
                 pass_work(m, n, L, B)[1] - 2 * n * B * m.vocab_size * m.width, 0.5),
@@ -214,7 +223,7 @@ def check_corrections(answer: Callable, variant: int = 0) -> None:
 
 def mistakes(found: dict, sheet: Given) -> Iterator[str]:
     """What is wrong with an answer to one sheet."""
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or not found.keys() <= sheet.facts.keys():
         yield "return a dictionary, {letter of a wrong line: the right number}"
     for letter, (about, number) in sheet.facts.items():
         right, yours = FACTS[about][1](sheet.device, sheet.config), found.get(letter)
@@ -224,7 +233,7 @@ def mistakes(found: dict, sheet: Given) -> Iterator[str]:
         elif lies and not same(yours, right, right / 100):
             yield f"{about!r} is wrong on the sheet, but {show(yours)} is not right either. {pointer}"
         elif not lies and letter in found and same(yours, number, right / 100):
-            yield f"{about!r} is called wrong for its last digits. The sheet is rounded: let pass what is within 1%"
+            yield f"{about!r} is right. The sheet is rounded: let pass what is within 1%, return only what is wrong"
         elif not lies and letter in found:
             yield f"{show(number)} is right about {about!r}; you would print {show(yours)}. {pointer}"
 
@@ -255,6 +264,10 @@ def check_pays_until(answer: Callable, seed: int = 0) -> None:
         like("this compares with a plain step of one sequence. Plain decoding has the same batch to serve",
              last(lambda t, d, K, B: of_round(t, d, K, B) / t(1, 1) * t(1, B))),
         like("where a round takes exactly as long as plain decoding, nothing is gained", last(of_round, operator.ge)),
+        like("the draft takes K steps over one token each, not one pass over K: it needs each token for the next",
+             last(lambda t, d, K, B: t(K + 1, B) + d(K, B))),
+        like("`largest` itself may be the answer. A range ends one before its end",
+             lambda t, d, K, tokens, largest=256: last(of_round)(t, d, K, tokens, largest - 1)),
     ]  # fmt: skip
     check(answer, last(of_round), machines(150 + 10 * seed), slips, name="pays_until")
 
@@ -282,6 +295,6 @@ def machines(ridge: float) -> list[tuple]:
         (Roof(ridge), Roof(ridge, size=0.05), 4, 2.5),
         (Roof(ridge), Roof(ridge / 9, start=3, size=0.05), 4, 3.1, 200),  # first layers to start, then much to compute
         (Roof(ridge, cache=0.05), Roof(ridge, size=0.1), 4, 2.5),
-        (changing, Roof(ridge, size=0.1), 3, 2.2, 200),
+        *((changing, Roof(ridge, size=0.1), 3, 2.2, largest) for largest in (5, 200)),  # only a batch of 3 loses early
         (Roof(64), Roof(1e9, size=0.125), 4, 1.5, 100),  # a draw at every batch up to 12
     ]
