@@ -25,6 +25,9 @@ class OnlyOurCells(preprocessors.DeduplicateIds):
 
 c.CourseDirectory.course_id = "specdec-lite"
 
+# release/ is there already. nbgrader would skip it, and would not write the assignment into the grade book either.
+c.GenerateAssignment.force = True
+
 # nbgrader's own list, our step in place of DeduplicateIds. Locked cells that were changed are put back. Deleted ones
 # are not: their task has no points. (`make grade` puts them back.)
 c.Autograde.sanitize_preprocessors = [

@@ -21,7 +21,7 @@ from ..randomness import TorchRandomness, enumerate_outcomes
 from ..table import TableModel
 from .core import CheckFailed, Given, Slip, ask, attempting, check, dice, difference, like, passed, same
 from .core import laws as random_laws
-from .faulty import FAULTS, Loop, each_alone, law_with, suspects
+from .faulty_loops import FAULTS, Loop, each_alone, law_with, suspects
 
 
 def given(variant: int = 0) -> Given:
