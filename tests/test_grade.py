@@ -5,16 +5,19 @@ The notebook has four tasks of 1, 2, 4 and 8 points, so a sum says which of them
 
 import copy
 import csv
+import io
 import json
 import os
 import socket
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from tools import grade, grade_worker
-from tools.grade import NotGraded, assemble, cells_of, grade_folder, main, read_course, totals
-from tools.grade_worker import Limits, environment, result, run
+from tools.grade import NotGraded, assemble, cells_of, grade_folder, main, read_course
+from tools.grade_table import plain, totals
+from tools.grade_worker import Limits, environment, leave_with, next_answer, result, run
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no limits of memory, and slower ones of time")
 LIMITS = Limits(cell=3, total=300, grace=1, memory=2**30, file=10**6)
@@ -85,8 +88,9 @@ def partly():
 
 
 def torn():
-    """The ids of the answer and the check of double are others now; given and the check of total are deleted."""
+    """Other ids for the answer and the check of double; no given and no check of total, whose answer is a text cell."""
     cells = tiny(total="def total(x):\n    return 3")["cells"]
+    cells[6]["cell_type"] = "markdown"
     for cell in cells[2:4]:
         cell["metadata"]["nbgrader"]["grade_id"] += "2"
     return notebook(*cells[1:7])
@@ -169,14 +173,16 @@ def place(tmp_path_factory):
             "ivy/01_tiny.ipynb": "def double(x): ...",
             "jon/01_tiny.ipynb": tiny() | {"metadata": {"language_info": {"name": "R"}}},
             "kim/01_tiny.ipynb": json.dumps(tiny())[:-100],
-            "lea/homework.txt": "it is in the other file",
+            "=lea/homework.txt": "it is in the other file",
             "mia/.ipynb_checkpoints/01_tiny.ipynb": "",
         }
         for name, made in {f"class/{name}": made for name, made in class_.items()}.items():
             write(place / name, made)
         for folder, made in course.items():
             write(place / folder / "01_tiny.ipynb", made)
-        (place / "class/nils").mkdir()
+        for folder in ("nils", "olga", "pat/01_tiny.ipynb", "quin"):
+            (place / "class" / folder).mkdir(parents=True)
+        os.mkfifo(place / "class/quin/01_tiny.ipynb")
         (place / "class/nils/01_tiny.ipynb").symlink_to(place / "class/anna/01_tiny.ipynb")
         patch.setenv("TOKEN", "hunter2")
         grade_folder(place / "class", place / "grades.csv", VARIANT, place, LIMITS)
@@ -191,7 +197,7 @@ def write(path, made):
 
 
 def rows(place, student):
-    with (place / "grades.csv").open(newline="", encoding="utf-8") as file:
+    with (place / "grades.csv").open(newline="", encoding="utf-8-sig") as file:
         return [row for row in csv.DictReader(file) if row["student"] == student]
 
 
@@ -204,13 +210,15 @@ def notes(place, student):
     [
         ("ben", "0", "0", "0", "0"),
         ("cem", "0", "0", "4", ""),
-        ("dora", "1", "2", "0", "0"),
+        ("dora", "1", "2", "0", ""),
         ("eve", "0", "2", "0", "0"),
         ("gus", "0", "0", "4", ""),
         ("ivy", "0", "0", "0", "0"),
         ("jon", "0", "0", "0", "0"),
         ("kim", "0", "0", "0", "0"),
         ("nils", "0", "0", "0", "0"),
+        ("pat", "0", "0", "0", "0"),
+        ("quin", "0", "0", "0", "0"),
     ],
 )
 def test_everybody_gets_the_points_that_they_earned(place, student, double, square, total, why):
@@ -228,9 +236,10 @@ def test_what_is_no_notebook_is_reported_by_name(place):
     no_notebook = "not run: it is no notebook, or only a part of one"
     assert set(notes(place, "ivy").values()) == set(notes(place, "kim").values()) == {no_notebook}
     assert set(notes(place, "jon").values()) == {"not run: its kernel is for R, not for Python"}
-    assert notes(place, "nils")["why"].startswith("not run: it is a link")
-    assert notes(place, "lea") == {"": "not run: it belongs to no notebook of the course"}
-    assert rows(place, "lea")[0]["file"] == "lea/homework.txt"
+    for student in ("nils", "pat", "quin"):  # a link to anna's, a folder, a pipe
+        assert notes(place, student)["why"] == "not run: it is a link or a folder, or larger than 500 MB"
+    assert notes(place, "olga") == notes(place, "'=lea") == {"": "not run: its name contains that of no notebook"}
+    assert rows(place, "'=lea")[0]["file"] == "'=lea/homework.txt"
     assert not rows(place, "mia")
 
 
@@ -250,10 +259,12 @@ def test_a_variant_has_its_own_numbers(place):
 def test_lost_cells_are_put_back(place):
     said = notes(place, "dora")
     put_back = "was missing: ours was put back"
-    assert said["check_double"] == f"read-only cell given {put_back}; check cell check_double {put_back}"
+    assert said["check_double"] == (
+        f"read-only cell given {put_back}; answer cell double was missing; check cell check_double {put_back}"
+    )
     assert said["check_square"] == ""
     assert said["check_total"].startswith(f"check cell check_total {put_back}; TypeError: ")
-    assert said["why"] == f"written cell why {put_back}; not answered"
+    assert said["why"] == "written cell why was missing: look for its text elsewhere; to be read"
 
 
 def test_tampering_is_reported_and_gives_nothing(place):
@@ -314,11 +325,11 @@ def test_a_submission_finds_an_empty_folder_no_input_and_none_of_our_environment
 
 
 def test_totals_count_the_better_of_two_files_and_all_notebooks_of_the_class(place):
-    with (place / "grades-totals.csv").open(newline="", encoding="utf-8") as file:
+    with (place / "grades-totals.csv").open(newline="", encoding="utf-8-sig") as file:
         table = {row["student"]: (row["points"], row["out of"], row["to be read"]) for row in csv.DictReader(file)}
     assert table["anna"] == ("7", "15", "1")
     assert table["eve"] == ("2", "15", "0")
-    assert table["lea"] == ("0", "15", "0")
+    assert table["'=lea"] == ("0", "15", "0")
     a = {"student": "a", "notebook": "01", "task": "t", "points": "2", "out of": "3", "file": "1"}
     b = a | {"student": "b", "notebook": "02", "points": "", "out of": "4"}
     both = [a, a | {"points": "3", "file": "2"}, b]
@@ -390,14 +401,42 @@ def test_what_was_graded_before_a_crash_stays_and_the_rest_is_graded_later(class
     assert class_of.again()[0] == "ben"
 
 
-def test_half_written_rows_are_written_again(class_of):
-    class_of.hand_in(anna=signed("anna"), ben=signed("ben"))
+def test_a_table_that_cannot_be_written_to_its_end_leaves_the_old_one(class_of, monkeypatch):
+    class_of.hand_in(anna=signed("anna"))
+    class_of.again()
+    class_of.hand_in(ben=signed("ben"))
+    with monkeypatch.context() as patch, pytest.raises(OSError):
+        patch.setattr(csv.DictWriter, "writerows", lambda *_: os.stat("/no disk"))
+        class_of.again()
+    assert len(rows(class_of.place, "anna")) == 4
+    assert class_of.again() == ["ben"]
+
+
+def test_tables_are_safe_to_open_in_a_spreadsheet(class_of):
+    class_of.hand_in(anna=signed("anna"))
+    class_of.again()
+    assert (class_of.place / "grades.csv").read_bytes().startswith(b"\xef\xbb\xbfstudent,")  # or Zoë is ZoÃ«
+    assert rows(class_of.place, "anna")[0]["hash"].startswith("h")  # 12e4 and 007 come back as other numbers
+    assert [plain(text) for text in ("=1+1", "@a", "-", "1-1")] == ["'=1+1", "'@a", "'-", "1-1"]
+    assert plain("\udce9\0") == "\\udce9"  # what no file can hold is seen as the same in the next run
+
+
+@pytest.mark.parametrize(
+    ("points", "encoding"),
+    [("2,5", "utf-8"), ("two", "utf-8"), ("8", "cp1252")],
+)
+def test_a_table_that_was_spoiled_by_hand_is_left_alone(class_of, capsys, points, encoding):
+    class_of.hand_in(anna=signed("anna"), zoë=signed("zoë"))
     class_of.again()
     table = class_of.place / "grades.csv"
-    last = rows(class_of.place, "ben") if table.read_text().rstrip().splitlines()[-1].startswith("ben") else None
-    table.write_text(table.read_text(encoding="utf-8")[:-20], encoding="utf-8")
-    assert class_of.again() == ["ben" if last else "anna"]
-    assert len(rows(class_of.place, "anna")) == len(rows(class_of.place, "ben")) == 4
+    spoiled = table.read_text(encoding="utf-8-sig").replace(",why,,", f',why,"{points}",').encode(encoding)
+    table.write_bytes(spoiled)
+    with pytest.raises(SystemExit) as stopped:
+        main([str(class_of.place / "class"), "--out", str(table)])
+    said = capsys.readouterr().err
+    assert stopped.value.code == 1
+    assert said.startswith(f"grade: {table} must be in UTF-8, with points like 2 or 2.5") and said.count("\n") == 1
+    assert table.read_bytes() == spoiled
 
 
 def test_rows_of_another_folder_are_kept(class_of):
@@ -415,11 +454,15 @@ def test_rows_of_another_folder_are_kept(class_of):
         ("class", "nowhere/grades.csv", "must be in a folder that exists"),
         ("class", "class/grades.csv", "not among the submissions"),
         ("class", "other.csv", "holds something else, and is left alone"),
+        ("class", "theirs.csv", "theirs-totals.csv holds something else, and is left alone"),
+        ("class", "late", "Is a directory"),
     ],
 )
 def test_a_wrong_argument_is_one_line_before_any_work(class_of, capsys, folder, out, says):
     class_of.hand_in(anna=signed("anna"))
-    (class_of.place / "other.csv").write_text("my,own,table\n", encoding="utf-8")
+    (class_of.place / "late").mkdir()
+    for name in ("other.csv", "theirs-totals.csv"):
+        (class_of.place / name).write_text("my,own,table\n", encoding="utf-8")
     with pytest.raises(SystemExit) as stopped:
         main([str(class_of.place / folder), "--out", str(class_of.place / out)])
     assert stopped.value.code == 1
@@ -446,6 +489,41 @@ def test_a_missing_check_without_its_answer_comes_before_the_next_cell_of_ours(c
         "why",
     ]
     assert [step.name for step in steps] == names
+
+
+def test_a_variant_below_0_is_refused_before_everybody_gets_0(class_of, capsys):
+    with pytest.raises(SystemExit):
+        main([str(class_of.place / "class"), "--variant", "-1"])
+    assert "--variant is -1; it must be 0 or more" in capsys.readouterr().err
+
+
+def test_an_interrupted_run_says_how_to_go_on(monkeypatch, capsys):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(grade, "grade_folder", stop)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit):
+        main(["class"])
+    assert capsys.readouterr().out == "stopped; the same command goes on from here\n"
+
+
+def test_a_process_whose_parent_was_killed_cleans_up_and_ends(tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit):
+        leave_with(os.getppid() + 1, str(tmp_path))
+    assert not tmp_path.exists()
+
+
+def test_what_a_learners_code_writes_to_our_pipe_is_no_answer():
+    def answer(line):
+        process = SimpleNamespace(stdout=io.BytesIO(line), pid=0, kill=lambda: None)
+        return next_answer(process, 60, "secret")
+
+    right = json.dumps(result()).encode("utf-8")
+    assert answer(b'{"secret": %s}\n' % right) == result()
+    assert [answer(line) for line in (right, b'{"guess": %s}' % right, b"[]", b"junk", b"")] == [None] * 5
 
 
 def test_cells_that_no_time_was_left_for_are_named(monkeypatch):

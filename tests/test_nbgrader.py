@@ -3,6 +3,7 @@
 import copy
 import csv
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -105,7 +106,7 @@ def course(tmp_path_factory):
     """A course folder after the whole round: assigned, handed in, graded by machine, with feedback."""
     folder = tmp_path_factory.mktemp("course")
     exercises.write_course(VARIANT, folder)
-    ours = (folder / "release").rename(folder / "our_release")
+    ours = shutil.copytree(folder / "release", folder / "our_release")
     nbgrader(folder, "generate_assignment", ASSIGNMENT)
     solved = nbformat.read(folder / "source" / ASSIGNMENT / f"{ASSIGNMENT}.ipynb", 4)
     for student, (did, _) in STUDENTS.items():

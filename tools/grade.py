@@ -15,13 +15,12 @@ the first one stopped, and keeps what you filled in: answers in words have no po
 """
 
 import argparse
-import csv
 import hashlib
 import json
 import os
 import sys
 import tempfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
@@ -30,11 +29,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that it runs as a script too
 
+from tools.grade_table import COLUMNS, TO_READ, TOTALS, plain, read_csv, totals, write_csv  # noqa: E402
 from tools.grade_worker import Limits, NotGraded, environment, result, run  # noqa: E402
 
-TO_READ, NOT_RUN = "to be read", "not run: "
-COLUMNS = ["student", "notebook", "task", "points", "out of", "note", "file", "hash"]
-TOTALS = ["student", "points", "out of", TO_READ]
+NOT_RUN = "not run: "
 LIMITS = Limits()
 KINDS = {(True, False): "check", (True, True): "written", (False, True): "answer"}  # (has points, is answered)
 TASKS = "check", "written"  # the kinds of cells that have points
@@ -64,14 +62,14 @@ class Submission:
     hash: str
 
     def row(self, task: Cell, points: float | str, note: str) -> dict[str, str]:
-        values = task.name, points if points == "" else f"{points:g}", f"{task.points:g}", note
+        values = task.name, points if points == "" else f"{points:g}", f"{task.points:g}", plain(note)
         return dict(zip(COLUMNS, (self.student, self.notebook, *values, self.file, self.hash), strict=True))
 
 
 def read(path: Path) -> bytes:
     try:
-        if path.is_symlink() or path.stat().st_size > LARGEST:
-            raise NotGraded(f"it is a link, or larger than {LARGEST // 10**6} MB")
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST:
+            raise NotGraded(f"it is a link or a folder, or larger than {LARGEST // 10**6} MB")
         return path.read_bytes()
     except OSError as error:
         raise NotGraded(f"it cannot be read: {error.strerror}") from error
@@ -86,7 +84,7 @@ def cells_of(content: bytes) -> list[Cell]:
         languages = about.get("language_info", {}).get("name"), about.get("kernelspec", {}).get("language")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise NotGraded("it is no notebook, or only a part of one") from error
-    if other := [language for language in languages if language not in (None, "python")]:
+    if other := [language for language in languages if "python" not in str(language or "python").lower()]:
         raise NotGraded(f"its kernel is for {other[0]}, not for Python")
     return cells
 
@@ -117,19 +115,22 @@ def read_course(root: Path, variant: int) -> dict[str, Known]:
 
 def find(folder: Path, course: dict[str, Known]) -> Iterator[Submission]:
     """The submissions in a folder, in the order of their names. The module's docstring has the rule."""
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() or path.is_symlink()):
+    for path in sorted(folder.rglob("*")):
+        if path.is_dir() and not path.is_symlink() and any(path.glob("*")):
+            continue  # an empty one is reported: something was lost
         parts = path.relative_to(folder).parts
         if {"__MACOSX", "timestamp.txt"} & set(parts) or any(part.startswith(".") for part in parts):
             continue
         notebook = max((name for name in course if name in path.name), key=len, default="")
         before, _, behind = path.stem.partition(notebook or path.stem)
-        student = parts[0] if len(parts) > 1 else before.strip("_-. ") or behind.strip("_-. ") or "(no name)"
+        student = parts[0] if len(parts) > 1 or path.is_dir() else (before or behind).strip("_-. ") or "(no name)"
         try:
             content = read(path)
         except NotGraded as error:
             content = str(error).encode("utf-8")
         digest = hashlib.sha256(content + repr(course.get(notebook)).encode("utf-8")).hexdigest()[:16]
-        yield Submission(path, "/".join(parts), student, notebook, digest)
+        # Not a number, which a spreadsheet would round: "4e12".
+        yield Submission(path, plain("/".join(parts)), plain(student), notebook, f"h{digest}")
 
 
 def assemble(known: Known, cells: list[Cell]) -> tuple[list[Cell], dict[str, list[str]]]:
@@ -143,7 +144,7 @@ def assemble(known: Known, cells: list[Cell]) -> tuple[list[Cell], dict[str, lis
             notes[cell.name].append(f"{mine.kind} cell {cell.name} stood there more than once: the {what}")
         if not mine or mine.kind == "answer":
             name = cell.name if mine and cell.name not in steps else f"cell {number}"
-            if cell.code:
+            if cell.code or name in known:  # an answer that was made a text by mistake is run, as nbgrader does
                 steps[name] = replace(cell, name=name, kind="answer" if name in known else "")
         elif mine.kind == "written":
             steps.setdefault(cell.name, replace(mine, source=cell.source))
@@ -160,13 +161,16 @@ def put_back(known: Known, steps: list[Cell], notes: dict[str, list[str]]) -> li
     for number, (name, mine) in enumerate(known.items()):
         place = {step.name: index for index, step in enumerate(steps)}
         answer = name if mine.kind == "answer" else answer
+        if mine.kind == "check" and answer not in place:
+            notes[name].append(f"answer cell {answer} was missing")
         if mine.kind == "answer" or name in place:
             continue
         where = [0, *(place[other] + 1 for other in names[:number] if other in place)][-1]
         if mine.kind == "check" and answer not in place:
             where = [*(place[other] for other in names[number:] if other in place), len(steps)][0]
-        steps.insert(where, replace(mine, source=mine.released) if mine.kind == "written" else mine)
-        notes[name].append(f"{mine.kind} cell {name} was missing: ours was put back")
+        steps.insert(where, mine)
+        what = "look for its text elsewhere" if mine.kind == "written" else "ours was put back"
+        notes[name].append(f"{mine.kind} cell {name} was missing: {what}")
     return steps
 
 
@@ -179,7 +183,7 @@ def grade(submission: Submission, known: Known, limits: Limits, roots: dict[str,
     """The rows of a submission. A note on no task stands with the task that comes next."""
     try:
         if not known:
-            raise NotGraded("it belongs to no notebook of the course")
+            raise NotGraded("its name contains that of no notebook")
         steps, notes = assemble(known, cells_of(read(submission.path)))
     except NotGraded as why:
         return [submission.row(task, 0, f"{NOT_RUN}{why}") for task in tasks_of(known)]
@@ -200,53 +204,10 @@ def grade(submission: Submission, known: Known, limits: Limits, roots: dict[str,
     return rows
 
 
-def rows_to_keep(rows: list[dict], submissions: list[Submission], course: dict[str, Known]) -> list[dict]:
-    """What an earlier run wrote on files that are not here now, or that are unchanged and have all their rows."""
-    counts = Counter((row["file"], row["hash"]) for row in rows)
-    wanted = {each.file: (each.hash, len(tasks_of(course.get(each.notebook, {})))) for each in submissions}
-    found = {row["file"]: (row["hash"], counts[row["file"], row["hash"]]) for row in rows}
-    return [row for row in rows if row["hash"] and wanted.get(row["file"], found[row["file"]]) == found[row["file"]]]
-
-
-def totals(rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    """A row for each student. Everybody's points are out of all notebooks that anybody handed in."""
-    files: dict = defaultdict(float)
-    unread, out_of = Counter[str](), {}
-    for row in rows:
-        unread[row["student"]] += not row["points"]
-        out_of[row["notebook"], row["task"]] = float(row["out of"])
-        files[row["student"], row["notebook"], row["file"]] += float(row["points"] or 0)
-    best: dict = defaultdict(Counter)
-    for (student, notebook, _), points in files.items():
-        best[student][notebook] = max(points, best[student][notebook])
-    whole = f"{sum(out_of.values()):g}"
-    numbers = [(student, f"{sum(best[student].values()):g}", whole, unread[student]) for student in sorted(best)]
-    return [dict(zip(TOTALS, map(str, each), strict=True)) for each in numbers]
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames != COLUMNS:
-            raise NotGraded(f"{path} holds something else, and is left alone; name another file: OUT=grades.csv")
-        return list(reader)
-
-
-def write_csv(path: Path, rows: list[dict[str, str]], columns: list[str], mode: str = "w") -> None:
-    """Write rows, or add them ("a"), and wait until the disk has them."""
-    with path.open(mode, newline="", encoding="utf-8", errors="backslashreplace") as file:
-        writer = csv.DictWriter(file, columns)
-        if mode == "w":
-            writer.writeheader()
-        writer.writerows(rows)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def readable(*others: Path) -> dict[str, bool]:
     """What a learner's code may read, and may not: nothing of ``others``. See ``grade_worker.guard``."""
-    yes = str(ROOT), sys.prefix, sys.base_prefix, environment("")["MPLCONFIGDIR"]
-    no = *others, ROOT / "solutions", ROOT / "build", Path.home(), Path(tempfile.gettempdir()), Path("/proc")
+    yes = str(ROOT / "specdec_lite"), sys.prefix, sys.base_prefix, environment("")["MPLCONFIGDIR"]
+    no = *others, ROOT, Path.home(), Path(tempfile.gettempdir()), Path("/proc")
     return dict.fromkeys(yes, True) | dict.fromkeys((str(path.resolve()) for path in no), False)
 
 
@@ -256,27 +217,28 @@ def grade_folder(folder: Path, out: Path, variant: int = 0, root: Path = ROOT, l
         raise NotGraded(f"there is no folder {str(folder)!r}; name that of the submissions: SUBMISSIONS=folder")
     if not out.resolve().parent.is_dir() or out.resolve().is_relative_to(folder.resolve()):
         raise NotGraded(f"{out} must be in a folder that exists, and not among the submissions; name another: OUT=file")
-    before = read_csv(out) if out.exists() else []
+    totals_out = out.with_name(f"{out.stem}-totals.csv")
+    before, _ = read_csv(out, COLUMNS), read_csv(totals_out, TOTALS)
     course = read_course(root, variant)
     submissions = list(find(folder, course))
-    kept = rows_to_keep(before, submissions, course)
-    unfinished = out.with_suffix(".unfinished")
-    write_csv(unfinished, kept, COLUMNS)
-    unfinished.replace(out)  # in one step: an interrupted run leaves the old one
-    left = [each for each in submissions if each.file not in {row["file"] for row in kept}]
-    totals_out = out.with_name(f"{out.stem}-totals.csv")
-    roots = readable(root / "solutions", folder, out, totals_out)
+    here = {each.file: each.hash for each in submissions}
+    # What has not changed since, or belongs to another folder.
+    rows = [row for row in before if here.get(row["file"], row["hash"]) == row["hash"]]
+    write_csv(out, rows, COLUMNS)
+    left = [each for each in submissions if each.file not in {row["file"] for row in rows}]
+    roots = readable(root / "solutions", folder, out.resolve().parent)
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
         work = [pool.submit(grade, each, course.get(each.notebook, {}), limits, roots) for each in left]
         for done in as_completed(work):
-            write_csv(out, rows := done.result(), COLUMNS, "a")
-            earned, most = (sum(float(row[column] or 0) for row in rows) for column in ("points", "out of"))
-            why = rows[0]["note"] if rows[0]["note"].startswith(NOT_RUN) else f"{earned:g} of {most:g}"
-            print(f"{rows[0]['student']}, {rows[0]['file']}: {why}", flush=True)
+            rows += (new := done.result())
+            write_csv(out, rows, COLUMNS)
+            earned, most = (sum(float(row[column] or 0) for row in new) for column in ("points", "out of"))
+            why = new[0]["note"] if new[0]["note"].startswith(NOT_RUN) else f"{earned:g} of {most:g}"
+            print(f"{new[0]['student']}, {new[0]['file']}: {why}", flush=True)
     finally:
-        pool.shutdown(cancel_futures=True)  # if it is interrupted
-    table = totals(read_csv(out))
+        pool.shutdown(wait=False, cancel_futures=True)  # if it is interrupted
+    table = totals(rows)
     write_csv(totals_out, table, TOTALS)
     return table
 
@@ -287,10 +249,16 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--variant", type=int, default=0, help="the number of the class (default: 0)")
     parser.add_argument("--out", type=Path, default=Path("grades.csv"), help="the CSV (default: grades.csv)")
     options = parser.parse_args(arguments)
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # not every console has every name
+    if options.variant < 0:
+        parser.error(f"--variant is {options.variant}; it must be 0 or more")
     try:
         table = grade_folder(options.folder, options.out, options.variant)
-    except NotGraded as error:
+    except (NotGraded, OSError) as error:
         parser.exit(1, f"grade: {error}\n")
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", flush=True)
+        os._exit(130)  # not waiting for the cells that are running: they notice it
     for row in table:
         print(f"{row['student']}: {row['points']} of {row['out of']}, {row[TO_READ]} answers to be read")
     print(f"{options.out} has a row for each task; beside it is a file with these totals")

@@ -5,10 +5,9 @@ for each cell, as soon as the cell is done. What cells print goes nowhere: the c
 
 The guard is an audit hook: it is told of what Python code opens, starts and connects to, and refuses what no exercise
 needs. It is no jail. It does not see what compiled code opens by itself (`torch.save`, safetensors), and code that sets
-out to leave this process or to forge its answers can do so: it has the same rights. For a class that you cannot trust,
-run tools/grade.py in a container without a network. Many small files can fill a disk in spite of the limit for one.
-Windows has neither `SIGALRM` nor `resource`: there a cell that runs too long costs a new process, and memory and files
-have no limit. macOS does not keep to the memory limit.
+out to leave this process or to rewrite our checks can do so: it has the same rights. For a class that you cannot trust,
+run tools/grade.py in a container without a network. Windows has neither `SIGALRM` nor `resource`: there a cell that
+runs too long costs a new process, and memory and files have no limit. macOS does not keep to the memory limit.
 """
 
 import builtins
@@ -16,6 +15,7 @@ import importlib
 import json
 import os
 import pkgutil
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,22 +26,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from secrets import token_hex
 
 import psutil
 
 if sys.platform != "win32":
     import resource
 
-HEAVY = "numpy", "torch", "torch.nn.functional", "matplotlib.pyplot", "specdec_lite"  # seconds: before the clock runs
+HEAVY = "torch.nn.functional", "matplotlib.pyplot", "specdec_lite.checks"  # seconds: before the clock runs
 KEPT_AS_THEY_ARE = {"builtins", "json", "math", "os", "signal", "numpy", "torch", "torch.nn.functional"}
-CHANGES = set(
-    "os.chdir os.chflags os.chmod os.chown os.link os.mkdir os.remove os.removexattr os.rename os.rmdir os.setxattr"  # noqa: SIM905
-    " os.symlink os.truncate os.utime sqlite3.connect".split()
-)
-LISTS = {"os.listdir", "os.scandir"}
-REFUSED = set(
-    "os.system os.exec os.posix_spawn os.spawn os.fork os.forkpty os.startfile os.kill os.killpg pty.spawn"  # noqa: SIM905
-    " subprocess.Popen resource.setrlimit resource.prlimit _winapi.CreateProcess _winapi.OpenProcess".split()
+CHANGES = set("os.chdir os.chmod os.link os.mkdir os.remove os.rename os.rmdir os.symlink os.truncate".split())  # noqa: SIM905
+REFUSED = tuple(  # the beginnings of their names
+    "ctypes. os.exec os.fork os.kill os.posix_spawn os.spawn os.startfile os.system resource. socket. sqlite3."  # noqa: SIM905
+    " subprocess. _winapi.".split()
 )
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 OUT_OF_MEMORY = 77  # the exit status that says so
@@ -57,7 +54,6 @@ class Limits:
     grace: float = 5
     memory: int = 4 * 2**30
     file: int = 100 * 2**20
-    note: int = 300  # characters of an error
 
 
 class NotGraded(Exception):
@@ -87,7 +83,9 @@ def run(steps: list[dict], limits: Limits, roots: dict[str, bool]) -> dict[str, 
 def attempt(steps: list[dict], limits: Limits, roots: dict, folder: str, end: float, answers: dict) -> dict | None:
     """Run cells in one process and add what it answers. Returns the cell in which it ended, if it did."""
     with tempfile.TemporaryFile() as job:
-        job.write(json.dumps({"steps": steps, "limits": asdict(limits), "roots": roots}).encode("utf-8"))
+        key = token_hex()  # what a learner's code writes into every open file is no answer
+        rest = {"limits": asdict(limits), "roots": roots, "parent": os.getpid(), "key": key}
+        job.write(json.dumps({"steps": steps, **rest}).encode("utf-8"))
         job.seek(0)
         command = [sys.executable, "-I", "-B", "-X", "utf8", os.path.abspath(__file__)]
         os.mkdir(empty := os.path.join(folder, "work"))  # what libraries leave at home is beside it
@@ -95,38 +93,37 @@ def attempt(steps: list[dict], limits: Limits, roots: dict, folder: str, end: fl
         process = subprocess.Popen(command, stdin=job, stdout=subprocess.PIPE, **settings)
     with process:
         try:
-            if next_answer(process, limits.start) is None:
+            if next_answer(process, limits.start, key) is None:
                 raise NotGraded("a process did not start; what it said stands above. `specdec doctor` may know more")
             for step in steps:
                 seconds = max(0, min(limits.cell + limits.grace, end - (began := time.monotonic())))
-                answer = next_answer(process, seconds)
-                if lost := answer is None:
-                    killed = time.monotonic() - began >= seconds
-                    kill(process)
-                    end_of = "it ran out of memory" if process.wait() == OUT_OF_MEMORY else "it ended the process"
-                    answer = result(f"killed after {seconds:.0f} s" if killed else end_of)
-                answers.setdefault(step["name"], answer)
-                if lost:
-                    return step
-            return None
+                answer = next_answer(process, seconds, key)
+                if answer is not None:
+                    answers.setdefault(step["name"], answer)
+                    continue
+                killed = time.monotonic() - began >= seconds
+                kill(process)
+                end_of = "it ran out of memory" if process.wait() == OUT_OF_MEMORY else "it ended the process"
+                answers.setdefault(step["name"], result(f"killed after {seconds:.0f} s" if killed else end_of))
+                return step
         finally:
             kill(process)
 
 
 def result(error: str | None = None, refused: Sequence[str] = ()) -> dict:
     """What there is to say on a cell. No error: a check was passed."""
-    return {"error": None if error is None else str(error), "refused": [str(each) for each in refused]}
+    return {"error": error, "refused": list(refused)}
 
 
-def next_answer(process: subprocess.Popen, seconds: float) -> dict | None:
+def next_answer(process: subprocess.Popen, seconds: float, key: str) -> dict | None:
     """A process's next answer. None if it ended, broke the rules, or said nothing for so long that it was killed."""
     timer = threading.Timer(seconds, kill, [process])
     timer.start()
     line = process.stdout.readline(10**6)  # type: ignore[union-attr]
     timer.cancel()
     try:
-        return result(**json.loads(line))
-    except (ValueError, TypeError):
+        return json.loads(line)[key]
+    except (ValueError, LookupError, TypeError):
         return None
 
 
@@ -143,14 +140,13 @@ def environment(folder: str) -> dict[str, str]:
     own = dict.fromkeys(("HOME", "USERPROFILE", "TMPDIR", "TEMP", "TMP"), folder)
     fixed = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "MPLBACKEND": "Agg"}
     needed = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT") if name in os.environ}
-    return own | fixed | needed | {"MPLCONFIGDIR": matplotlib.get_cachedir()}
+    return {**own, **fixed, **needed, "MPLCONFIGDIR": matplotlib.get_cachedir()}
 
 
 def guard(folder: str, roots: dict[str, bool]) -> list[str]:
     """From now on refuse what is not allowed, with a ``PermissionError``. Returns the list that refusals are noted in.
 
-    ``roots``: folder or file -> may it be read? The longest that holds a path decides; what none holds may be read.
-    Only ``folder`` may be written to.
+    ``roots``: path -> may it be read? The longest around a path decides, or else yes. Only ``folder`` may be written.
     """
     real = {resolve(root): readable for root, readable in roots.items()}
     own, nowhere = resolve(folder), resolve(os.devnull)
@@ -178,10 +174,10 @@ def guard(folder: str, roots: dict[str, bool]) -> list[str]:
             for path in [resolve(name) for name in arguments if isinstance(name, str | bytes | os.PathLike)]:
                 if not within(path, own):
                     refuse(f"{event} of {path}")
-        elif event in LISTS and not isinstance(arguments[0], int | None):
+        elif event in ("os.listdir", "os.scandir") and not isinstance(arguments[0], int | None):
             if not may_read(path := resolve(arguments[0])):
                 refuse(f"listing {path}")
-        elif event in REFUSED or (event.startswith(("ctypes.", "socket.")) and event != "socket.__new__"):
+        elif event.startswith(REFUSED) and event != "socket.__new__":
             refuse(event)
 
     sys.addaudithook(hook)
@@ -197,20 +193,18 @@ def within(path: str, root: str) -> bool:
 
 
 def limit(memory: int, file: int) -> None:
-    """At most ``memory`` bytes more than now, and no file longer than ``file`` bytes."""
+    """At most ``memory`` bytes in all, and no file longer than ``file`` bytes."""
     if sys.platform == "win32":
         return
-    total = psutil.Process().memory_info().vms + memory
-    for what, most in ((resource.RLIMIT_AS, total), (resource.RLIMIT_FSIZE, file), (resource.RLIMIT_CORE, 0)):
+    for what, most in ((resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, file), (resource.RLIMIT_CORE, 0)):
         with suppress(ValueError, OSError):  # macOS refuses some, and the machine's own limit may be lower
             resource.setrlimit(what, (most, most))
 
 
 def remember() -> dict:
     """name -> (module, what its names mean now), for every module that a check relies on. See ``restore``."""
-    for found in pkgutil.walk_packages(sys.modules["specdec_lite"].__path__, "specdec_lite."):
-        if found.name.startswith("specdec_lite.checks"):
-            importlib.import_module(found.name)
+    for found in pkgutil.iter_modules(sys.modules["specdec_lite.checks"].__path__, "specdec_lite.checks."):
+        importlib.import_module(found.name)
     names = KEPT_AS_THEY_ARE | {name for name in sys.modules if name.split(".")[0] == "specdec_lite"}
     return {name: (module := importlib.import_module(name), dict(vars(module))) for name in names}
 
@@ -229,8 +223,7 @@ def new_shell():
 
     settings = Config({"HistoryManager": {"enabled": False}, "InteractiveShell": {"cache_size": 0}})
     shell = InteractiveShell.instance(config=settings)
-    for name in ("enable_gui", "showtraceback", "showsyntaxerror"):
-        setattr(shell, name, lambda *_, **__: None)
+    shell.enable_gui = shell.showtraceback = shell.showsyntaxerror = lambda *_, **__: None
     return shell
 
 
@@ -259,17 +252,26 @@ def describe(error: BaseException, seconds: float) -> str:
     return ": ".join([type(error).__name__, *filter(None, said)])
 
 
+def leave_with(parent: int, folder: str) -> None:
+    """Wait for the end of the process that started this one, which may have been killed; then clean up, and end too."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
 def main() -> None:
     job = json.load(sys.stdin)
-    limits, seconds = job["limits"], job["limits"]["cell"]
+    threading.Thread(target=leave_with, args=(job["parent"], os.environ["HOME"]), daemon=True).start()
+    limits, key, seconds = job["limits"], job["key"], job["limits"]["cell"]
     answers, nowhere = os.fdopen(os.dup(1), "w", encoding="utf-8"), os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)
     os.dup2(nowhere, 1)
     for name in HEAVY:
         importlib.import_module(name)
-    shell, remembered, pyplot = new_shell(), remember(), sys.modules["matplotlib.pyplot"]
+    shell, remembered = new_shell(), remember()
     os.dup2(nowhere, 2)  # only now: if something is not installed, the instructor sees it
-    limit(limits["memory"], limits["file"])
+    limit(psutil.Process().memory_info().vms + limits["memory"], limits["file"])
     refusals = guard(os.environ["HOME"], job["roots"])
 
     def run(step: dict) -> BaseException | None:
@@ -278,11 +280,10 @@ def main() -> None:
             return result.error_before_exec or result.error_in_exec
         # Without IPython, which a learner's code can teach to read a check in another way.
         shell.user_ns["__builtins__"] = builtins
-        exec(compile(step["source"], f"<{step['name']}>", "exec"), shell.user_ns)
-        return None
+        return exec(compile(step["source"], f"<{step['name']}>", "exec"), shell.user_ns)
 
     tell = partial(print, file=answers, flush=True)
-    tell(json.dumps(result()))
+    tell(json.dumps({key: result()}))
     for step in job["steps"]:
         restore(remembered)
         error = timed(partial(run, step), seconds)
@@ -290,9 +291,8 @@ def main() -> None:
         said = None if error is None else describe(error, seconds)
         if isinstance(error, MemoryError) or "DefaultCPUAllocator" in (said or ""):
             os._exit(OUT_OF_MEMORY)  # what filled it may still be there: the other cells get a new process
-        tell(json.dumps(result(said and said[: limits["note"]], refusals)))
+        tell(json.dumps({key: result(said and said[:300], refusals)}))
         refusals.clear()
-        timed(lambda: pyplot.close("all"), seconds)
     os._exit(0)  # not waiting for threads that a cell left behind
 
 
