@@ -82,7 +82,7 @@ def test_an_unknown_mistake_is_shown_with_its_arguments():
         (lambda a, b: a * b == 0, "returned a bool; a number is wanted"),
         (lambda a, b: torch.tensor([a, b]), "returned a tensor of shape (2,); a number is wanted"),
         (lambda a, b: np.array([a, b]), "returned a ndarray; a number is wanted"),
-        (lambda a, b: a * b * (1 + 1e-7), "not exact. Was it rounded"),
+        (lambda a, b: a * b * (1 + 1e-7), "not exact (rounded?"),
         (lambda a, b: exit(), "SystemExit"),
     ],
 )

@@ -227,7 +227,7 @@ def difference(found: Any, right: Any) -> str:
     if "nan" in show(found):
         return f"there is NaN in the answer, {show(found)}. Is something divided by 0?"
     if show(found) == show(right):
-        return f"the answer is {show(found)} to four digits, and not exact. Was it rounded, or made in float32?"
+        return f"the answer is {show(found)} to four digits, and not exact (rounded? made in float32?)"
     return f"the answer is {show(found)}; it should be {show(right)}"
 
 
