@@ -14,7 +14,7 @@ from tools.notebooks import METADATA, clean
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = [path for room in ("notebooks", "solutions") for path in sorted(ROOT.glob(f"{room}/*.ipynb"))]
 LONGEST_CELL = 15  # lines
-LONGEST_ANSWER = 40  # the signature, the docstring and the answer itself
+LONGEST_ANSWER = 35  # the signature, the docstring and the answer itself
 MACHINE_PATH = re.compile(r"/(root|home|tmp|work|Users)/|[A-Z]:\\\\+Users")
 PROJECT = links.Project.read(ROOT)
 GOOD_FIGURE = {"output_type": "display_data", "data": {"image/png": "iVBORw0KGgo="}, "metadata": {}}

@@ -18,9 +18,13 @@ import nbformat
 from nbgrader import preprocessors
 
 ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:  # so that it runs as a script too
+    sys.path.insert(0, str(ROOT))
+
+from tools.variants import with_number  # noqa: E402
+
 SOLUTIONS, EXERCISES = ROOT / "solutions", ROOT / "exercises"
 CONFIG = SOLUTIONS / "nbgrader_config.py"
-STANDARD = "VARIANT = 0"
 # Those of generate_assignment, less the one that writes the grade book.
 STEPS = [
     preprocessors.LockCells,
@@ -40,7 +44,7 @@ def with_variant(notebook: nbformat.NotebookNode, variant: int) -> nbformat.Note
     notebook = copy.deepcopy(notebook)
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.source = cell.source.replace(STANDARD, f"VARIANT = {variant}")
+            cell.source = with_number(cell.source, variant)
             cell.outputs, cell.execution_count = [], None
     return notebook
 

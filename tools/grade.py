@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))  # so that it runs as a script too
 
 from tools.grade_table import COLUMNS, TO_READ, TOTALS, plain, read_csv, totals, write_csv  # noqa: E402
 from tools.grade_worker import Limits, NotGraded, environment, result, run  # noqa: E402
+from tools.variants import with_number  # noqa: E402
 
 NOT_RUN = "not run: "
 LIMITS = Limits()
@@ -101,8 +102,7 @@ def read_course(root: Path, variant: int) -> dict[str, Known]:
     """The course's notebooks by name, with the numbers of a variant, from a clone of the course."""
 
     def cells(path: Path) -> Known:
-        old, new = "VARIANT = 0", f"VARIANT = {variant}"
-        return {cell.name: replace(cell, source=cell.source.replace(old, new)) for cell in cells_of(read(path))}
+        return {cell.name: replace(cell, source=with_number(cell.source, variant)) for cell in cells_of(read(path))}
 
     course = {}
     for path in sorted(root.glob("solutions/*.ipynb")):
